@@ -1,0 +1,1 @@
+"""What may be searched: one space per loss."""

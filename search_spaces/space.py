@@ -1,0 +1,243 @@
+"""What may be searched for one loss, and what its paper says about it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+    json_to_distribution,
+)
+
+from search_spaces.claims import Claim, claim_from_dict, claim_to_dict
+
+Float = FloatDistribution
+Int = IntDistribution
+Choice = CategoricalDistribution
+
+Value = bool | int | float | str
+Role = Literal["scientific", "nuisance", "fixed"]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One searched hyperparameter.
+
+    Args:
+        distribution: Range and scale, as Optuna writes them.
+        symbol: The paper's letter, shown to users (`α`).
+        reason: Why this range and this scale; `study losses` prints it.
+        latex: The symbol for LaTeX tables (`\\alpha`); the knob's name when empty.
+        unit: Shown behind values ("rad", "images"); empty for pure numbers.
+    """
+
+    distribution: BaseDistribution
+    symbol: str
+    reason: str
+    latex: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A setting the authors printed or shipped, as a value for every searched knob.
+
+    Args:
+        source: Where it is stated: paper, repository, data set and backbone.
+        values: One value for each searched knob of the space.
+        note: What had to be translated (another optimiser, another unit), if anything.
+    """
+
+    source: str
+    values: Mapping[str, Value]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The knobs of one loss by role, its published points and its paper's claims.
+
+    *Scientific* knobs are what the study asks about; *nuisance* knobs must be tuned for the
+    comparison to be fair; *fixed* ones are the conditions of the experiment. A knob has one role.
+
+    Raises:
+        ValueError: A knob has two roles, or a published point misses a knob, names an unknown
+            one, or lies outside its range.
+    """
+
+    loss: str
+    paper: str
+    scientific: Mapping[str, Knob]
+    nuisance: Mapping[str, Knob] = field(default_factory=dict)
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    published: tuple[Published, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    def __post_init__(self) -> None:
+        roles = [set(self.scientific), set(self.nuisance), set(self.fixed)]
+        twice = (roles[0] & roles[1]) | (roles[0] & roles[2]) | (roles[1] & roles[2])
+        if twice:
+            raise ValueError(f"{self.loss}: a knob has one role, but {sorted(twice)} have two.")
+        for point in self.published:
+            self.check_point(point.values)
+
+    @property
+    def searched(self) -> dict[str, Knob]:
+        """Scientific knobs, then nuisance knobs."""
+        return {**self.scientific, **self.nuisance}
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Optuna's search space."""
+        return {name: knob.distribution for name, knob in self.searched.items()}
+
+    def role(self, knob: str) -> Role:
+        """The knob's role; KeyError for a knob this space does not hold."""
+        if knob in self.scientific:
+            return "scientific"
+        if knob in self.nuisance:
+            return "nuisance"
+        if knob in self.fixed:
+            return "fixed"
+        raise KeyError(knob)
+
+    def check_point(self, values: Mapping[str, Value]) -> None:
+        """Raise ValueError unless `values` has exactly the searched knobs, each in its range."""
+        searched = self.distributions
+        missing = sorted(set(searched) - set(values))
+        unknown = sorted(set(values) - set(searched))
+        if missing or unknown:
+            raise ValueError(
+                f"{self.loss}: a point needs exactly the searched knobs; "
+                f"missing {missing}, unknown {unknown}."
+            )
+        for name, value in values.items():
+            if not in_range(searched[name], value):
+                raise ValueError(
+                    f"{self.loss}: `{name}={value}` is outside {describe(searched[name])}."
+                )
+
+    @property
+    def version(self) -> str:
+        """A short hash of all that shapes the search: equal versions search the same space."""
+        content = self.to_dict()
+        for words in ("claims", "paper"):
+            content.pop(words)
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def with_changes(
+        self,
+        *,
+        search: Mapping[str, BaseDistribution] | None = None,
+        fixed: Mapping[str, Value] | None = None,
+    ) -> Space:
+        """This space with some ranges replaced and some knobs fixed or freed.
+
+        A knob named in `search` becomes searched (scientific unless it already was nuisance);
+        one named in `fixed` is no longer searched. Published points drop values of knobs that are
+        no longer searched; a point that misses a newly searched knob takes the knob's old fixed
+        value, and is dropped where there is none or it falls outside the new range.
+        """
+        search, fixed = dict(search or {}), dict(fixed or {})
+        scientific, nuisance = dict(self.scientific), dict(self.nuisance)
+        constants = {**self.fixed, **fixed}
+        for name, distribution in search.items():
+            group = nuisance if name in nuisance else scientific
+            known = group.get(name)
+            group[name] = (
+                replace(known, distribution=distribution)
+                if known
+                else Knob(distribution, symbol=name, reason="set in the study file")
+            )
+            constants.pop(name, None)
+        for name in fixed:
+            scientific.pop(name, None)
+            nuisance.pop(name, None)
+        searched = {**scientific, **nuisance}
+        published = []
+        for point in self.published:
+            values = {k: point.values.get(k, self.fixed.get(k)) for k in searched}
+            known_values = {k: v for k, v in values.items() if v is not None}
+            inside = all(in_range(searched[k].distribution, v) for k, v in known_values.items())
+            if len(known_values) == len(searched) and inside:
+                published.append(replace(point, values=known_values))
+        return replace(
+            self,
+            scientific=scientific,
+            nuisance=nuisance,
+            fixed=constants,
+            published=tuple(published),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, so that a report can be made far from this code."""
+        return {
+            "loss": self.loss,
+            "paper": self.paper,
+            "scientific": {k: _knob_to_dict(v) for k, v in self.scientific.items()},
+            "nuisance": {k: _knob_to_dict(v) for k, v in self.nuisance.items()},
+            "fixed": dict(self.fixed),
+            "published": [
+                {"source": p.source, "values": dict(p.values), "note": p.note}
+                for p in self.published
+            ],
+            "claims": [claim_to_dict(claim) for claim in self.claims],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Space:
+        """The inverse of `to_dict`."""
+        return cls(
+            loss=data["loss"],
+            paper=data["paper"],
+            scientific={k: _knob_from_dict(v) for k, v in data["scientific"].items()},
+            nuisance={k: _knob_from_dict(v) for k, v in data["nuisance"].items()},
+            fixed=dict(data["fixed"]),
+            published=tuple(Published(**p) for p in data["published"]),
+            claims=tuple(claim_from_dict(claim) for claim in data["claims"]),
+        )
+
+
+def in_range(distribution: BaseDistribution, value: Value) -> bool:
+    """Whether the value can be drawn; a bool is no number, a wrong type is simply outside."""
+    if isinstance(distribution, CategoricalDistribution):
+        return any(value == c and type(value) is type(c) for c in distribution.choices)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if isinstance(distribution, IntDistribution) and value != int(value):
+        return False
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    return distribution.low <= value <= distribution.high
+
+
+def describe(distribution: BaseDistribution) -> str:
+    """A range as people write it: `[8, 128] log`, `{avg, max}`."""
+    if isinstance(distribution, CategoricalDistribution):
+        return "{" + ", ".join(str(c) for c in distribution.choices) + "}"
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    text = f"[{distribution.low:g}, {distribution.high:g}]"
+    return text + (" log" if distribution.log else "")
+
+
+def _knob_to_dict(knob: Knob) -> dict[str, Any]:
+    return {
+        "distribution": json.loads(distribution_to_json(knob.distribution)),
+        "symbol": knob.symbol,
+        "reason": knob.reason,
+        "latex": knob.latex,
+        "unit": knob.unit,
+    }
+
+
+def _knob_from_dict(data: Mapping[str, Any]) -> Knob:
+    distribution = json_to_distribution(json.dumps(data["distribution"]))
+    return Knob(**{**data, "distribution": distribution})

@@ -1,0 +1,1 @@
+"""How trials become a study, and a study an answer."""

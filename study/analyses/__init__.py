@@ -1,0 +1,1 @@
+"""Pure functions from a trial table to tables of results."""

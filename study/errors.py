@@ -1,0 +1,23 @@
+"""What may go wrong that is not a bug of ours?"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class StudyError(Exception):
+    """The user's input is wrong; the message is one line and the command ends with exit code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint naming the closest known word, or all of them when none is close.
+
+    >>> nearest("proxy_ancor", ["proxy_anchor", "circle"])
+    "did you mean 'proxy_anchor'?"
+    """
+    words = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), words, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(words)}"

@@ -1,0 +1,1 @@
+"""From a trial table to a page, figures and tables."""

@@ -1,0 +1,1 @@
+"""MLflow as the study's home: writing it and reading it back."""

@@ -1,0 +1,1 @@
+"""What a trial does: data, backbone, losses, training loop, retrieval metrics, ranks."""

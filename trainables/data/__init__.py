@@ -1,0 +1,1 @@
+"""Data sets by name, decoded once and split by class."""

@@ -1,0 +1,55 @@
+"""What every data set gives: two class-disjoint halves in arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Part:
+    """One side of a split.
+
+    Args:
+        items: Pixels (N, height, width, channels) uint8, or features (N, dim) float32. May be a
+            memory map; never written to.
+        labels: Class ids (N,), int64, unique over both parts of a data set.
+        is_query: For query/gallery protocols, True for queries and False for gallery items;
+            None when every item is a query against all others.
+    """
+
+    items: NDArray[np.uint8] | NDArray[np.float32]
+    labels: NDArray[np.int64]
+    is_query: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def kind(self) -> Literal["images", "features"]:
+        """What the items are."""
+        return "images" if self.items.ndim == 4 else "features"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training classes and test classes; no class is in both.
+
+    Args:
+        name: As in the study file.
+        train: Items of the training classes; validation folds are cut from these.
+        test: Items of the test classes; only `study confirm` reads them.
+        class_names: Name of class id i.
+        fingerprint: Changes when the files or the reading settings change.
+        notes: What the reader wants users to know (skipped images, counts that differ).
+    """
+
+    name: str
+    train: Part
+    test: Part
+    class_names: tuple[str, ...]
+    fingerprint: str
+    notes: tuple[str, ...] = field(default=())
