@@ -6,7 +6,7 @@ A claim is words, a source and a *test*: one of the few kinds of question below,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ Test = (
     | HigherMetric
 )
 
-_KINDS: dict[str, type[Test]] = {
+_KINDS: dict[str, Callable[..., Test]] = {
     kind.__name__: kind
     for kind in (
         StableRange,
