@@ -234,9 +234,8 @@ def _fixed(base: Space, file: StudyFile) -> dict[str, Value]:
     """What the study as a whole fixes of a space's knobs."""
     fixed: dict[str, Value] = dict(file.training)
     if file.backbone.frozen or file.backbone.name == "none":
-        for knob, value in {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}.items():
-            if knob in base.searched:
-                fixed[knob] = value
+        still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
+        fixed |= {knob: value for knob, value in still.items() if knob in base.searched}
     return fixed
 
 

@@ -137,12 +137,9 @@ class Replica:
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self._stream, "proxies"))
-            loss = build_loss(
-                spec.loss,
-                n_classes=n_classes,
-                dim=spec.settings.embedding_dim,
-                **spec.loss_knobs,
-            )
+            knobs: dict[str, Any] = dict(spec.loss_knobs)
+            dim = spec.settings.embedding_dim
+            loss = build_loss(spec.loss, n_classes=n_classes, dim=dim, **knobs)
         return loss.to(self._device)
 
     def _start_epoch(self, epoch: int, seed: int) -> None:

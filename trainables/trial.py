@@ -24,9 +24,11 @@ from trainables.workbench import Bench, open_bench
 class StudyTrial(Trainable):  # type: ignore[misc]
     """Trains what `config["spec"]` says, from its last checkpoint if there is one."""
 
+    _bench: tuple[Any, Bench] | None = None
+    _training: Training | None = None
+
     def setup(self, config: dict[str, Any]) -> None:
         """Nothing is built yet: building may fail, and a failure is a result of `step`."""
-        self._bench: tuple[Any, Bench] | None = None
         self._start(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -40,7 +42,6 @@ class StudyTrial(Trainable):  # type: ignore[misc]
         result: dict[str, Any] = {"epoch": epoch, "host": socket.gethostname(), "error": ""}
         try:
             result |= self._advance()
-            result["state"] = "finished" if self._training.is_done else "running"  # type: ignore[union-attr]
         except DivergedError as error:
             result |= {"state": "diverged", "error": str(error)}
         except Exception as error:
@@ -62,7 +63,7 @@ class StudyTrial(Trainable):  # type: ignore[misc]
 
     def _start(self, config: dict[str, Any]) -> None:
         self._spec = TrialSpec.from_dict(config["spec"])
-        self._training: Training | None = None
+        self._training = None
 
     def _advance(self) -> dict[str, Any]:
         """The next epoch's report.
@@ -73,12 +74,15 @@ class StudyTrial(Trainable):  # type: ignore[misc]
         training = self._training
         if training is None:
             self._training = training = Training(self._spec, self._open_bench())
-            if training.restore():
-                return training.last_result
-        result = training.run_epoch()
-        if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-            training.save()
-        return result
+            again = training.restore()
+        else:
+            again = False
+        if not again:
+            training.run_epoch()
+            if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
+                training.save()
+        state = "finished" if training.is_done else "running"
+        return {**training.last_result, "state": state}
 
     def _open_bench(self) -> Bench:
         spec = self._spec

@@ -7,10 +7,12 @@ continued from its record alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -18,6 +20,23 @@ from ray.tune.search import Searcher
 from study.tuning.desk import Desk
 
 SPEC = "spec"
+_TICK_SECONDS = 0.25
+
+
+class Local:
+    """A reference that stays in this process: a pickle or a copy of its holder does not follow it.
+
+    Tune pickles searchers, schedulers and callbacks into snapshots this project never reads.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[type[Local], tuple[None]]:
+        return Local, (None,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Local:
+        return self
 
 
 class DeskSearcher(Searcher):  # type: ignore[misc]
@@ -25,13 +44,13 @@ class DeskSearcher(Searcher):  # type: ignore[misc]
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
-        self._desk = desk
+        self._local = Local(desk)
         self._trials: dict[str, str] = {}
-        self._draining = False
 
-    def drain(self) -> None:
-        """Start nothing more; trials that Tune now stops stay unfinished in the record."""
-        self._draining = True
+    @property
+    def _desk(self) -> Desk:
+        desk: Desk = self._local.value
+        return desk
 
     def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
         """Tune's metric and mode do not matter here: the desk knows the objective."""
@@ -39,7 +58,7 @@ class DeskSearcher(Searcher):  # type: ignore[misc]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's configuration; None: ask again later."""
-        if self._draining or self._desk.ledger.is_finished():
+        if self._desk.ledger.is_finished():
             return str(Searcher.FINISHED)
         spec = self._desk.start()
         if spec is None:
@@ -68,7 +87,12 @@ class DeskScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
-        self._desk = desk
+        self._local = Local(desk)
+
+    @property
+    def _desk(self) -> Desk:
+        desk: Desk = self._local.value
+        return desk
 
     def on_trial_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Continue, or stop early."""
@@ -79,3 +103,18 @@ class DeskScheduler(FIFOScheduler):  # type: ignore[misc]
         """The last result of a trial that said it was done comes only here."""
         if result.get("done") and result.get("state") != "running":
             self._desk.result(trial.config[SPEC]["trial"], result)
+
+
+class Ticker(Callback):  # type: ignore[misc]
+    """Calls a function a few times a second while Tune runs."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self._local = Local(tick)
+        self._last = 0.0
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Tune's loop comes by here about ten times a second."""
+        moment = time.monotonic()
+        if moment - self._last >= _TICK_SECONDS:
+            self._last = moment
+            self._local.value()

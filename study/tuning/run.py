@@ -16,7 +16,7 @@ from study.checks import describe_data, open_data
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress
 from study.plan import Plan
-from study.tracking.local import is_local, relocate
+from study.tracking.local import relocate
 from study.tracking.writer import Tracker
 from study.tuning.desk import Desk
 from study.tuning.ledger import Ledger
@@ -75,7 +75,7 @@ def run(
     """
     started = time.monotonic()
     with home.locked():
-        if is_local(home.tracking_uri(plan)):
+        if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir())
@@ -112,15 +112,18 @@ def run(
 def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None) -> None:
     from ray import tune
 
-    from study.tuning.adapters import DeskScheduler, DeskSearcher
+    from study.tuning.adapters import DeskScheduler, DeskSearcher, Ticker
     from trainables.trial import StudyTrial
 
-    searcher = DeskSearcher(desk)
+    def show() -> None:
+        if tick is not None:
+            tick(desk.ledger.progress(), desk.ledger.running)
+
     with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
         tuner = tune.Tuner(
             tune.with_resources(StudyTrial, _placement(plan)),
             tune_config=tune.TuneConfig(
-                search_alg=searcher,
+                search_alg=DeskSearcher(desk),
                 scheduler=DeskScheduler(desk),
                 num_samples=-1,
                 reuse_actors=True,
@@ -131,28 +134,11 @@ def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None) -> None:
                 name="tune",
                 storage_path=str(home.directory / ".tune"),
                 failure_config=tune.FailureConfig(max_failures=MAX_PROCESS_LOSSES),
-                callbacks=[_ticker(desk, tick)],
+                callbacks=[Ticker(show)],
                 verbose=0,
             ),
         )
         tuner.fit()
-
-
-def _ticker(desk: Desk, tick: Tick | None) -> Any:
-    from ray.tune import Callback
-
-    class Ticker(Callback):  # type: ignore[misc]
-        """Shows the progress a few times a second."""
-
-        last = 0.0
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            moment = time.monotonic()
-            if tick is not None and moment - self.last >= 0.25:
-                self.last = moment
-                tick(desk.ledger.progress(), desk.ledger.running)
-
-    return Ticker()
 
 
 def _placement(plan: Plan) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
