@@ -104,6 +104,21 @@ class Plan:
             resources=resources.model_dump(),
         )
 
+    def points(self, loss: str) -> int:
+        """Points of a loss that are searched: published, Sobol and chosen."""
+        found = sum(stage.sobol + stage.chosen for stage in self.stages)
+        return len(self.spaces[loss].published[:1]) + found
+
+    def repeated_sobol(self) -> int:
+        """How many Sobol points have their seeds repeated."""
+        first = self.stages[0].sobol
+        return math.ceil(self.file.search.repeat_share * first) if first >= 3 else 0
+
+    def trials(self, loss: str) -> int:
+        """Trainings of a loss at most: its points, and repeated seeds of some of them."""
+        repeated = len(self.spaces[loss].published[:1]) + self.repeated_sobol() + len(self.stages)
+        return self.points(loss) + repeated * (self.file.search.repeats - 1)
+
     def epochs(self, loss: str) -> int:
         """Epochs of a full trial."""
         return self.settings(loss, self.example(loss))[0].epochs

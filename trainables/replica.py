@@ -103,6 +103,18 @@ class Replica:
             "images_per_second": images / seconds,
         }
 
+    def time_steps(self, steps: int) -> tuple[float, float]:
+        """Seconds of a few training steps (after a first one), and their share of an epoch."""
+        batches = self._batches(self._stream)
+        generator = torch.Generator().manual_seed(self._stream)
+        self._start_epoch(0, self._stream)
+        self._step(batches[0], generator)
+        timed = batches[1 : steps + 1] or batches[:1]
+        started = time.perf_counter()
+        for batch in timed:
+            self._step(batch, generator)
+        return time.perf_counter() - started, len(timed) / len(batches)
+
     def score(self) -> dict[str, float]:
         """Retrieval metrics on the classes that were not trained on."""
         vectors = embed(self.model, self._task.score, self._augment, self._device)

@@ -106,7 +106,7 @@ class LossSearch:
         if len(self._searched) >= points and not self._open_points:
             return points + len(self._repeated) + self._open_repeats()
         seeds = self._search.repeats - 1
-        known = (len(self._published()) + self._sobol_repeated() + 1) * seeds
+        known = (len(self._published()) + self._plan.repeated_sobol() + 1) * seeds
         return points + max(known, len(self._repeated))
 
     def share_asked(self) -> float:
@@ -242,17 +242,12 @@ class LossSearch:
         self._question = trial._trial_id
         return dict(trial.params)
 
-    def _sobol_repeated(self) -> int:
-        """How many Sobol points have their seeds repeated."""
-        first = self._plan.stages[0].sobol
-        return math.ceil(self._search.repeat_share * first) if first >= 3 else 0
-
     def _repeated_points(self) -> list[Job]:
         """Points whose seeds are repeated before the sampler starts: published, some Sobol."""
         first = self._searched[: len(self._published()) + self._wanted_sobol(0)]
         published = [j for j in first if j.origin == "published"]
         sobol = [j for j in first if j.origin == "sobol"]
-        return published + sobol[: self._sobol_repeated()]
+        return published + sobol[: self._plan.repeated_sobol()]
 
     def _incumbent_of_stage(self, stage: int) -> list[Job]:
         """The best finished point of the search up to the end of a stage."""
