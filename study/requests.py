@@ -71,7 +71,7 @@ def sweep_values(plan: Plan, loss: str, knob: str, own: Value, count: int) -> li
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)  # type: ignore[arg-type]
     spread = [from_unit(distribution, i / (count - 1)) for i in range(count)]
-    return sorted({*spread, own})  # type: ignore[type-var]
+    return sorted({*spread, own})
 
 
 def confirm_jobs(plan: Plan, incumbents: Points) -> list[Job]:

@@ -70,18 +70,15 @@ def _print(content: dict[str, Any]) -> None:
     for note in data["notes"]:
         click.echo(f"  note: {note}")
     for loss in content["losses"]:
-        click.echo(
-            f"{loss['loss']}: {loss['points']} points, up to {loss['trials']} trials x {loss['epochs']} epochs"
-        )
+        trials = f"up to {loss['trials']} trials x {loss['epochs']} epochs"
+        click.echo(f"{loss['loss']}: {loss['points']} points, {trials}")
         for knob, text in loss["searched"].items():
-            at = (
-                ""
-                if loss["published"] is None
-                else f"  published {loss['published'][knob]:g}"
-                if isinstance(loss["published"][knob], float)
-                else f"  published {loss['published'][knob]}"
-            )
-            click.echo(f"  {knob:<18} {text:<24}{at}")
+            published = "" if loss["published"] is None else _show(loss["published"][knob])
+            click.echo(f"  {knob:<18} {text:<24}  {published}".rstrip())
     for line in content["advice"]:
         click.echo(f"advice: {line}")
     click.echo(in_words(content["cost"]))
+
+
+def _show(value: Any) -> str:
+    return f"published {value:g}" if isinstance(value, float) else f"published {value}"

@@ -6,7 +6,6 @@ import importlib
 import os
 import platform
 import shutil
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,10 +19,8 @@ _LOW_DISK = 2 * 2**30
 @click.command(help="Check that this machine can run studies, and say what to mend.")
 def command() -> int:
     """Versions, imports, CPUs and GPUs, disk space; exit code 1 when something is wrong."""
-    wrong = []
+    wrong: list[str] = []
     click.echo(f"python      {platform.python_version()} on {platform.platform()}")
-    if sys.version_info < (3, 11):
-        wrong.append("Python 3.11 or newer is needed")
     for package in PACKAGES:
         click.echo(f"{package:<11} {_state(package, wrong)}")
     click.echo(f"processors  {os.cpu_count()}")
