@@ -5,9 +5,9 @@ query still count. Queries whose class has no other item in the gallery are left
 (they stay in the gallery), as the papers do.
 
 Ties: neighbours are ordered by similarity and, where it is equal, by gallery index, lower first.
-Similarities are float64 dot products of the normalised vectors; equal vectors tie exactly. A fast
-float32 pass only picks candidates, with a margin for its rounding, so results do not depend on
-threads, block sizes or the order in which a BLAS library adds.
+Similarities are float64 dot products over float64 lengths; equal vectors tie exactly. A float32
+pass only picks candidates, with a margin for its rounding, so results do not depend on threads,
+block sizes or the order in which a BLAS library adds.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ class Neighbours:
     similarities: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """Vectors as given (N, D), one over their float64 lengths (N,), and float32 unit vectors."""
+
+    raw: Tensor
+    inverse: Tensor
+    unit: Tensor
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+
 def evaluate(
     embeddings: ArrayLike | Tensor,
     labels: ArrayLike | Tensor,
@@ -55,13 +67,13 @@ def evaluate(
         gallery_labels: Their class ids (M,); needed with `gallery`.
     """
     _check_ks(ks)
-    queries, query_labels = _unit(embeddings, "embeddings"), _ids(labels, "labels")
+    queries, query_labels = _vectors(embeddings, "embeddings"), _ids(labels, "labels")
     _same_length(queries, query_labels, "embeddings", "labels")
     if (gallery is None) != (gallery_labels is None):
         raise ValueError("`gallery` and `gallery_labels` must be given together.")
     items, item_labels = queries, query_labels
     if gallery is not None and gallery_labels is not None:
-        items, item_labels = _unit(gallery, "gallery"), _ids(gallery_labels, "gallery_labels")
+        items, item_labels = _vectors(gallery, "gallery"), _ids(gallery_labels, "gallery_labels")
         _same_length(items, item_labels, "gallery", "gallery_labels")
     matches = _count_in(query_labels, item_labels) - (1 if gallery is None else 0)
     valid = np.flatnonzero(matches > 0)
@@ -88,8 +100,8 @@ def nearest(
     rows: ArrayLike | None = None,
 ) -> Neighbours:
     """The k nearest gallery items of the queries `rows` (default all), ties as in this module."""
-    queries = _unit(embeddings, "embeddings")
-    items = queries if gallery is None else _unit(gallery, "gallery")
+    queries = _vectors(embeddings, "embeddings")
+    items = queries if gallery is None else _vectors(gallery, "gallery")
     chosen = np.arange(len(queries)) if rows is None else np.asarray(rows, dtype=np.int64)
     most = len(items) - (1 if gallery is None else 0)
     if not 1 <= k <= most:
@@ -118,70 +130,66 @@ def _score(
 
 
 def _search(
-    queries: Tensor, items: Tensor, rows: NDArray[np.int64], k: int, *, exclude_self: bool
+    queries: _Vectors, items: _Vectors, rows: NDArray[np.int64], k: int, *, exclude_self: bool
 ) -> Iterator[tuple[NDArray[np.int64], Neighbours]]:
     """Blocks of query rows with their k nearest items."""
-    coarse_items = items.to(torch.float32)
+    device = items.raw.device
     block = max(1, min(len(rows), BLOCK_BYTES // (4 * len(items))))
-    buffer = torch.empty((block, len(items)), dtype=torch.float32, device=items.device)
+    buffer = torch.empty((block, len(items)), dtype=torch.float32, device=device)
     for start in range(0, len(rows), block):
         chunk = rows[start : start + block]
-        index = torch.from_numpy(chunk).to(items.device)
-        own = queries[index]
-        similarities = torch.mm(own.to(torch.float32), coarse_items.T, out=buffer[: len(chunk)])
+        index = torch.from_numpy(chunk).to(device)
+        similarities = torch.mm(queries.unit[index], items.unit.T, out=buffer[: len(chunk)])
         if exclude_self:
             similarities.scatter_(1, index[:, None], -torch.inf)
+        own = _Vectors(queries.raw[index], queries.inverse[index], queries.unit[:0])
         found, values = _exact(own, items, similarities, k, int(exclude_self))
         yield chunk, Neighbours(found.cpu().numpy(), values.cpu().numpy())
 
 
 def _exact(
-    own: Tensor, items: Tensor, similarities: Tensor, k: int, left_out: int
+    own: _Vectors, items: _Vectors, similarities: Tensor, k: int, left_out: int
 ) -> tuple[Tensor, Tensor]:
     """Indices and float64 similarities of the k nearest, from float32 similarities."""
     n_items = similarities.shape[1] - left_out
     count = min(k + SPARE, n_items)
     coarse, candidates = _top(similarities, count)
     candidates = candidates.sort(dim=1).values  # index order, which the stable sort below keeps
-    exact = _dots(own, items, candidates)
+    exact = _cosines(own, items, candidates)
     exact, order = exact.sort(dim=1, descending=True, stable=True)
     found, exact = candidates.gather(1, order)[:, :k], exact[:, :k]
     if count == n_items:
         return found, exact
-    # Each float32 similarity is off by at most (D + 2) roundings; what is further below the k-th
-    # than twice that cannot belong to the k nearest. Where the spare ones do not reach that far,
+    # A float32 similarity is off by at most (D + 2) roundings; what is further below the k-th than
+    # twice that cannot belong to the k nearest. Where the spare candidates do not reach that far,
     # the row has a crowd of near-ties and is done with care.
-    margin = 2 * (own.shape[1] + 2) * 2.0**-24
-    crowded = torch.nonzero(coarse[:, k - 1] - coarse[:, -1] <= margin)[:, 0]
-    for row in crowded.tolist():
-        found[row], exact[row] = _crowded(
-            own[row], items, similarities[row], k, float(coarse[row, k - 1]), margin
-        )
+    margin = 2 * (own.raw.shape[1] + 2) * 2.0**-24
+    for row in torch.nonzero(coarse[:, k - 1] - coarse[:, -1] <= margin)[:, 0].tolist():
+        one = _Vectors(own.raw[row : row + 1], own.inverse[row : row + 1], own.unit)
+        near = _crowd(similarities[row], k, float(coarse[row, k - 1]), margin)[None]
+        values, order = _cosines(one, items, near).sort(dim=1, descending=True, stable=True)
+        found[row], exact[row] = near.gather(1, order)[0, :k], values[0, :k]
     return found, exact
 
 
-def _crowded(
-    own: Tensor, items: Tensor, similarities: Tensor, k: int, edge: float, margin: float
-) -> tuple[Tensor, Tensor]:
-    """The k nearest of one query when many items are as near as the k-th."""
+def _crowd(similarities: Tensor, k: int, edge: float, margin: float) -> Tensor:
+    """Every item that may be among the k nearest, by index; of a very large crowd its first."""
     sure = torch.nonzero(similarities > edge + margin)[:, 0]
     near = torch.nonzero((similarities - edge).abs() <= margin)[:, 0][: CROWD + k]
-    candidates = torch.cat([sure, near]).sort().values
-    exact = _dots(own[None], items, candidates[None])[0]
-    exact, order = exact.sort(descending=True, stable=True)
-    return candidates[order][:k], exact[:k]
+    return torch.cat([sure, near]).sort().values
 
 
-def _dots(own: Tensor, items: Tensor, candidates: Tensor) -> Tensor:
+def _cosines(own: _Vectors, items: _Vectors, candidates: Tensor) -> Tensor:
     """float64 similarities (rows, candidates); equal vectors give equal values."""
-    out = torch.empty(candidates.shape, dtype=torch.float64, device=own.device)
-    step = max(1, 2**24 // (8 * candidates.shape[1] * own.shape[1]))
+    out = torch.empty(candidates.shape, dtype=torch.float64, device=candidates.device)
+    step = max(1, 2**24 // (8 * candidates.shape[1] * own.raw.shape[1]))
     for start in range(0, len(own), step):
         part = slice(start, start + step)
-        near = items[candidates[part]].to(torch.float64)
+        near = items.raw[candidates[part]].to(torch.float64)
         # Multiplied and summed along the last axis: unlike a matrix product, the order of the
         # additions does not depend on where a candidate stands.
-        out[part] = near.mul_(own[part, None, :].to(torch.float64)).sum(dim=2)
+        dots = near.mul_(own.raw[part, None, :].to(torch.float64)).sum(dim=2)
+        out[part] = dots * (own.inverse[part, None] * items.inverse[candidates[part]])
     return out
 
 
@@ -211,19 +219,23 @@ def _top(similarities: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top.values, columns.gather(1, top.indices)
 
 
-def _unit(vectors: ArrayLike | Tensor, name: str) -> Tensor:
-    """Vectors of length 1, (N, D), float32 or float64 as given; normalised in float64."""
-    tensor = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
-    if tensor.ndim != 2 or 0 in tensor.shape:
-        raise ValueError(f"`{name}` must be (N, D) and not empty, got {tuple(tensor.shape)}.")
-    tensor = tensor.detach()
-    if tensor.dtype != torch.float64:
-        tensor = tensor.to(torch.float32)
-    if not bool(torch.isfinite(tensor).all()):
+def _vectors(vectors: ArrayLike | Tensor, name: str) -> _Vectors:
+    raw = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
+    if raw.ndim != 2 or 0 in raw.shape:
+        raise ValueError(f"`{name}` must be (N, D) and not empty, got {tuple(raw.shape)}.")
+    raw = raw.detach()
+    if raw.dtype != torch.float64:
+        raw = raw.to(torch.float32)
+    if not bool(torch.isfinite(raw).all()):
         raise ValueError(f"`{name}` must be finite, got NaN or infinity.")
-    norms = tensor.to(torch.float64).norm(dim=1, keepdim=True).clamp_min_(1e-30)
-    unit: Tensor = (tensor.to(torch.float64) / norms).to(tensor.dtype)
-    return unit
+    inverse = torch.empty(len(raw), dtype=torch.float64, device=raw.device)
+    unit = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
+    for start in range(0, len(raw), 4096):  # in parts: a float64 copy of all would be large
+        part = raw[start : start + 4096].to(torch.float64)
+        scale = 1 / part.square().sum(dim=1).sqrt().clamp_min(1e-30)
+        inverse[start : start + 4096] = scale
+        unit[start : start + 4096] = part * scale[:, None]
+    return _Vectors(raw, inverse, unit)
 
 
 def _ids(labels: ArrayLike | Tensor, name: str) -> NDArray[np.int64]:
@@ -233,7 +245,7 @@ def _ids(labels: ArrayLike | Tensor, name: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _same_length(vectors: Tensor, ids: NDArray[np.int64], name: str, ids_name: str) -> None:
+def _same_length(vectors: _Vectors, ids: NDArray[np.int64], name: str, ids_name: str) -> None:
     if len(vectors) != len(ids):
         raise ValueError(
             f"`{name}` and `{ids_name}` must be equally many, got {len(vectors)} and {len(ids)}."

@@ -37,7 +37,7 @@ FACES = (
     "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique",
     "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic",
 )  # fmt: skip
-VERSION = 1  # raise when the pictures change
+VERSION = 2  # raise when the pictures change
 SUPERSAMPLING = 3
 
 
@@ -123,8 +123,8 @@ def _glyph(
     picture = picture.transform(
         (side, side), Image.Transform.AFFINE, _jitter(rng, side), Image.Resampling.BILINEAR
     ).reduce(SUPERSAMPLING)
-    ink = np.asarray(picture, dtype=np.float32) * rng.uniform(0.55, 1.0)
-    ink += rng.normal(0.0, rng.uniform(5.0, 35.0), ink.shape)
+    ink = np.asarray(picture, dtype=np.float32) * rng.uniform(0.7, 1.0)
+    ink += rng.normal(0.0, rng.uniform(2.0, 16.0), ink.shape)
     pixels: NDArray[np.uint8] = np.clip(ink + 16.0, 0.0, 255.0).astype(np.uint8)
     return pixels
 
