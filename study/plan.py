@@ -218,7 +218,7 @@ def load_plan(directory: Path) -> Plan:
         return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise StudyError(f"{directory} holds no study (no {PLAN_FILE})") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (StudyError, ValueError, KeyError, TypeError, OSError) as error:
         raise StudyError(f"{path} is damaged: {error}") from None
 
 
