@@ -17,7 +17,7 @@ from trainables.losses.blocks import compute_dtype, inverse_norms
 
 # The authors' guard for coinciding centres, where the square root has no slope.
 GUARD = 1e-5
-_BLOCK_ELEMENTS = 2**18
+_BLOCK_ELEMENTS = 2**17
 
 
 def centre_spread(centres: Tensor) -> Tensor:

@@ -41,7 +41,11 @@ def build_pml(name: str, setup: Setup, knobs: dict[str, Any]) -> PmlLoss:
     """
     cls = _class(name)
     given = {_CLASSES: setup.n_classes, _DIM: setup.dim}
-    own = set(inspect.signature(cls.__init__).parameters)
+    own = inspect.signature(cls.__init__).parameters
+    # A sampler may give 4.0 for what the library takes as a count.
+    knobs = {
+        k: int(v) if type(own[k].default) is int and v == int(v) else v for k, v in knobs.items()
+    }
     try:
         loss = cls(**{k: v for k, v in given.items() if k in own}, **knobs)
     except (TypeError, ValueError, AssertionError) as error:
