@@ -8,6 +8,8 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from search_spaces.space import Choice, Float, Int, Knob, Published, Space, Valu
 from study.tracking.local import default_artifact_root, default_uri
 from study.tracking.records import TrialRecord
 from study.tracking.server import free_port, serve
+from study.tracking.ship import Orders, Settings, ship
 from study.tracking.writer import Tracker
 
 BEGAN = 1_800_000_000.0
@@ -139,7 +142,39 @@ def story() -> Story:
 
 
 class OpenTracker(Protocol):
-    def __call__(self, folder: Path, uri: str | None = None, **more: Any) -> Tracker: ...
+    def __call__(
+        self, folder: Path, uri: str | None = None, *, process: bool = False, **more: Any
+    ) -> Tracker: ...
+
+
+class _ThreadTracker(Tracker):
+    """Ships in a thread of the test: the same code, without importing MLflow anew each time."""
+
+    def _start_shipper(self) -> None:
+        self._shipper = _Thread(self._settings)  # type: ignore[assignment]
+        self._shipper_since = time.monotonic()
+
+
+class _Thread:
+    def __init__(self, settings: Settings) -> None:
+        read, write = os.pipe()
+        self.stdin = os.fdopen(write, "wb")
+        self._thread = threading.Thread(target=self._ship, args=(settings, read), daemon=True)
+        self._thread.start()
+
+    def _ship(self, settings: Settings, orders: int) -> None:
+        ship(settings, Orders(orders))
+        os.close(orders)
+
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        return 0
+
+    def kill(self) -> None:
+        self._thread.join(30.0)
 
 
 @pytest.fixture(scope="session")
@@ -166,15 +201,18 @@ def open_tracker() -> Iterator[OpenTracker]:
     """Trackers that are closed after the test whatever happens."""
     opened: list[Tracker] = []
 
-    def make(folder: Path, uri: str | None = None, **more: Any) -> Tracker:
+    def make(
+        folder: Path, uri: str | None = None, *, process: bool = False, **more: Any
+    ) -> Tracker:
         fields: dict[str, Any] = {
             "spool": folder / "spool",
             "artifact_root": default_artifact_root(folder) if uri is None else None,
             "experiment": "groceries",
-            "interval": 0.2,
+            "interval": 0.1,
             **more,
         }
-        tracker = Tracker(uri or default_uri(folder), **fields)
+        kind = Tracker if process else _ThreadTracker
+        tracker = kind(uri or default_uri(folder), **fields)
         opened.append(tracker)
         return tracker
 

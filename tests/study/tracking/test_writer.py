@@ -214,7 +214,7 @@ def test_more_settings_and_metrics_than_one_request_takes(
 def test_calls_return_at_once_even_while_shipping(
     study_dir: Path, open_tracker: Any, story: Any
 ) -> None:
-    tracker = open_tracker(study_dir)
+    tracker = open_tracker(study_dir, process=True)
     story.open(tracker)
     tracker.trial_started(story.record("circle", 1))
     times = []
@@ -239,7 +239,7 @@ def test_an_experiment_of_another_study_is_not_touched(
     assert first.close(60.0)
     other = open_tracker(study_dir, spool=study_dir / "other")
     other.open_study(name="pets", plan=story.plan, losses=[], note="")
-    assert not other.flush(6.0)
+    assert not other.flush(1.0)
     assert "holds the study 'groceries'" in other.status().error
 
 
@@ -247,7 +247,7 @@ def test_a_shipper_that_was_killed_is_replaced(
     study_dir: Path, open_tracker: Any, story: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("study.tracking.writer._RESTART_SECONDS", 0.0)
-    tracker: Tracker = open_tracker(study_dir)
+    tracker: Tracker = open_tracker(study_dir, process=True)
     story.open(tracker)
     assert tracker._shipper is not None
     os.kill(tracker._shipper.pid, signal.SIGKILL)
