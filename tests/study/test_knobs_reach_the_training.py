@@ -17,7 +17,7 @@ from search_spaces.space import Space, Value
 from search_spaces.training import TRAINING_KNOBS
 from study.plan import Plan, build_plan
 from study.read_file import parse_study
-from trainables.losses import LOSSES, build_loss, loss_knobs
+from trainables.losses import LOSSES, build_loss, loss_knobs, reseed
 from trainables.model import EmbeddingModel
 from trainables.optimizer import build_optimizer
 from trainables.settings import Settings
@@ -47,9 +47,7 @@ def effect(plan: Plan, name: str, values: dict[str, Value]) -> tuple[Any, ...]:
     knobs: dict[str, Any] = dict(arguments)
     torch.manual_seed(0)
     loss = build_loss(name, n_classes=6, dim=8, **knobs)
-    reseed = getattr(loss, "reseed", None)
-    if reseed is not None:
-        reseed(1)
+    reseed(loss, 1)
     vectors = torch.randn(12, 8, requires_grad=True)
     labels = torch.arange(12) % 4
     result = loss(vectors, labels)
@@ -60,7 +58,7 @@ def effect(plan: Plan, name: str, values: dict[str, Value]) -> tuple[Any, ...]:
     groups = tuple(
         (g["name"], g["lr"], g["weight_decay"], g["eps"]) for g in optimizer.param_groups
     )
-    return float(result), tuple(vectors.grad.flatten().tolist()), groups
+    return float(result.detach()), tuple(vectors.grad.flatten().tolist()), groups
 
 
 @pytest.mark.parametrize(("name", "knob"), CASES)

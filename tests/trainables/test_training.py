@@ -126,12 +126,21 @@ def test_splits_share_no_class(bench: Bench) -> None:
             )
 
 
-def test_a_nan_loss_is_a_divergence(bench: Bench) -> None:
-    training = Training(spec_of("triplet"), bench)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_nan_loss_is_a_divergence(loss: str, bench: Bench) -> None:
+    training = Training(spec_of(loss), bench)
     with torch.no_grad():
         training.replicas[0].model.head.weight.fill_(float("nan"))
-    with pytest.raises(DivergedError, match="nan"):
+    with pytest.raises(DivergedError, match="training diverged"):
         training.run_epoch()
+
+
+def test_embeddings_that_are_no_numbers_are_a_divergence(bench: Bench) -> None:
+    replica = Training(spec_of("triplet"), bench).replicas[0]
+    with torch.no_grad():
+        replica.model.head.weight.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="embeddings"):
+        replica.score()
 
 
 def test_half_a_checkpoint_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
