@@ -69,19 +69,15 @@ class Backbone(nn.Module):
         weight_report: WeightReport | None = None,
     ) -> None:
         super().__init__()
-        if bn_freeze not in BN_FREEZE:
-            raise ValueError(f"`bn_freeze` must be one of {BN_FREEZE}, got {bn_freeze!r}.")
         # Channels-last is the fast order of convolutions on CPUs and tensor cores.
         self.model = cast(Any, model).to(memory_format=torch.channels_last)
         self.name, self.layout, self.num_features = name, layout, num_features
         self.image_size, self.mean, self.std = image_size, mean, std
-        self.frozen, self.bn_freeze, self.weight_report = frozen, bn_freeze, weight_report
+        self.frozen, self.weight_report = frozen, weight_report
         if frozen:
             self.requires_grad_(False)
-        elif bn_freeze == "all":
-            for norm in self._batch_norms():
-                norm.requires_grad_(False)
-        self.train()
+        self.bn_freeze: BNFreeze = "none"
+        self.freeze_batch_norm(bn_freeze)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (N, in_channels, H, W) to features (N, num_features, h, w)."""
@@ -94,6 +90,15 @@ class Backbone(nn.Module):
             height, width = _grid(self.model, tokens.shape[1])
             return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
         return features
+
+    def freeze_batch_norm(self, mode: BNFreeze) -> None:
+        """Choose anew what of batch norm is fixed, e.g. on a copy of a pretrained backbone."""
+        if mode not in BN_FREEZE:
+            raise unknown_name("bn_freeze", mode, BN_FREEZE)
+        self.bn_freeze = mode
+        for norm in self._batch_norms():
+            norm.requires_grad_(mode != "all" and not self.frozen)
+        self.train()
 
     def train(self, mode: bool = True) -> Backbone:
         """Training mode, less what is frozen."""

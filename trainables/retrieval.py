@@ -5,9 +5,8 @@ query still count. Queries whose class has no other item in the gallery are left
 (they stay in the gallery), as the papers do.
 
 Ties: neighbours are ordered by similarity and, where it is equal, by gallery index, lower first.
-Similarities are float64 dot products over float64 lengths; equal vectors tie exactly. A float32
-pass only picks candidates, with a margin for its rounding, so results do not depend on threads,
-block sizes or the order in which a BLAS library adds.
+Where float32 cannot tell neighbours apart they are compared in float64; equal vectors tie exactly.
+So results do not depend on threads, block sizes or the order in which a BLAS library adds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ CROWD = 512  # near-ties at the edge beyond this number count as ties, lower ind
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The nearest gallery items of each query, nearest first, (queries, k) int64."""
+    """The nearest gallery items of each query, nearest first, both (queries, k).
+
+    Similarities are exact where neighbours nearly tie, and of float32 accuracy elsewhere.
+    """
 
     indices: NDArray[np.int64]
     similarities: NDArray[np.float64]
@@ -142,54 +144,73 @@ def _search(
         similarities = torch.mm(queries.unit[index], items.unit.T, out=buffer[: len(chunk)])
         if exclude_self:
             similarities.scatter_(1, index[:, None], -torch.inf)
-        own = _Vectors(queries.raw[index], queries.inverse[index], queries.unit[:0])
-        found, values = _exact(own, items, similarities, k, int(exclude_self))
+        found, values = _ordered(queries, items, index, similarities, k, int(exclude_self))
         yield chunk, Neighbours(found.cpu().numpy(), values.cpu().numpy())
 
 
-def _exact(
-    own: _Vectors, items: _Vectors, similarities: Tensor, k: int, left_out: int
+def _ordered(
+    queries: _Vectors,
+    items: _Vectors,
+    index: Tensor,
+    similarities: Tensor,
+    k: int,
+    left_out: int,
 ) -> tuple[Tensor, Tensor]:
-    """Indices and float64 similarities of the k nearest, from float32 similarities."""
+    """Indices and similarities of the k nearest, exactly ordered, from float32 similarities.
+
+    Candidates further apart than the rounding of two float32 similarities are in the right order.
+    Where neighbours are closer their similarities are computed again in float64.
+    """
     n_items = similarities.shape[1] - left_out
     count = min(k + SPARE, n_items)
-    coarse, candidates = _top(similarities, count)
-    candidates = candidates.sort(dim=1).values  # index order, which the stable sort below keeps
-    exact = _cosines(own, items, candidates)
-    exact, order = exact.sort(dim=1, descending=True, stable=True)
-    found, exact = candidates.gather(1, order)[:, :k], exact[:, :k]
-    if count == n_items:
-        return found, exact
-    # A float32 similarity is off by at most (D + 2) roundings; what is further below the k-th than
-    # twice that cannot belong to the k nearest. Where the spare candidates do not reach that far,
-    # the row has a crowd of near-ties and is done with care.
-    margin = 2 * (own.raw.shape[1] + 2) * 2.0**-24
-    for row in torch.nonzero(coarse[:, k - 1] - coarse[:, -1] <= margin)[:, 0].tolist():
-        one = _Vectors(own.raw[row : row + 1], own.inverse[row : row + 1], own.unit)
-        near = _crowd(similarities[row], k, float(coarse[row, k - 1]), margin)[None]
-        values, order = _cosines(one, items, near).sort(dim=1, descending=True, stable=True)
-        found[row], exact[row] = near.gather(1, order)[0, :k], values[0, :k]
-    return found, exact
+    coarse, found = _top(similarities, count)
+    values = coarse.to(torch.float64)
+    # Rounding errors add up like a random walk: one is below sqrt(D) / 2 units in the last place
+    # of 1 and far below 4 sqrt(D), which leaves room for two of them and for unit lengths.
+    margin = 8 * queries.raw.shape[1] ** 0.5 * 2.0**-24
+    close = coarse[:, :-1] - coarse[:, 1:] <= margin
+    unsure = torch.zeros_like(coarse, dtype=torch.bool)
+    unsure[:, 1:] |= close
+    unsure[:, :-1] |= close
+    at, place = torch.nonzero(unsure, as_tuple=True)
+    values[at, place] = _cosines(queries, items, index[at], found[at, place])
+    rows = unsure.any(dim=1).nonzero()[:, 0]
+    found[rows], values[rows] = _sorted(found[rows], values[rows])
+    # A run of near-ties that reaches the last candidate may go on behind it.
+    crowded = unsure[:, k - 1 :].all(dim=1).nonzero()[:, 0].tolist() if count < n_items else []
+    for row in crowded:
+        near = _crowd(similarities[row], k, float(coarse[row, k - 1]), margin)
+        exact = _cosines(queries, items, index[row].expand(len(near)), near)
+        best, best_values = _sorted(near[None], exact[None])
+        found[row, :k], values[row, :k] = best[0, :k], best_values[0, :k]
+    return found[:, :k], values[:, :k]
+
+
+def _sorted(found: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows by value, largest first, and lower index first where values are equal."""
+    found, by_index = found.sort(dim=1)
+    values, by_value = values.gather(1, by_index).sort(dim=1, descending=True, stable=True)
+    return found.gather(1, by_value), values
 
 
 def _crowd(similarities: Tensor, k: int, edge: float, margin: float) -> Tensor:
     """Every item that may be among the k nearest, by index; of a very large crowd its first."""
     sure = torch.nonzero(similarities > edge + margin)[:, 0]
     near = torch.nonzero((similarities - edge).abs() <= margin)[:, 0][: CROWD + k]
-    return torch.cat([sure, near]).sort().values
+    return torch.cat([sure, near])
 
 
-def _cosines(own: _Vectors, items: _Vectors, candidates: Tensor) -> Tensor:
-    """float64 similarities (rows, candidates); equal vectors give equal values."""
-    out = torch.empty(candidates.shape, dtype=torch.float64, device=candidates.device)
-    step = max(1, 2**24 // (8 * candidates.shape[1] * own.raw.shape[1]))
-    for start in range(0, len(own), step):
-        part = slice(start, start + step)
-        near = items.raw[candidates[part]].to(torch.float64)
-        # Multiplied and summed along the last axis: unlike a matrix product, the order of the
-        # additions does not depend on where a candidate stands.
-        dots = near.mul_(own.raw[part, None, :].to(torch.float64)).sum(dim=2)
-        out[part] = dots * (own.inverse[part, None] * items.inverse[candidates[part]])
+def _cosines(queries: _Vectors, items: _Vectors, rows: Tensor, columns: Tensor) -> Tensor:
+    """float64 similarities of pairs; equal vectors give equal values."""
+    out = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+    step = max(1, 2**21 // queries.raw.shape[1])
+    for start in range(0, len(rows), step):
+        row, column = rows[start : start + step], columns[start : start + step]
+        products = queries.raw[row].to(torch.float64).mul_(items.raw[column])
+        # Summed along the last axis: unlike in a matrix product, the order of the additions does
+        # not depend on where a pair stands.
+        lengths = queries.inverse[row] * items.inverse[column]
+        out[start : start + step] = products.sum(dim=1) * lengths
     return out
 
 

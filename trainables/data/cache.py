@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMAT = 1
+ROW_TEXTS = ("bad", "remarks")
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, rows done, rows in all); from one thread at a time."""
 
-Fill = Callable[[int, int], tuple[Mapping[str, NDArray[Any]], Mapping[int, str]]]
-"""Gives the arrays of rows start..stop, and why some of these rows are bad (row -> reason)."""
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows: an array per name, and by row what is bad (left out) or worth a remark."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    bad: Mapping[int, str] = field(default_factory=dict)
+    remarks: Mapping[int, str] = field(default_factory=dict)
+
+
+Fill = Callable[[int, int], Rows]
+"""Gives rows start..stop; `bad` and `remarks` are numbered like start and stop."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class CachedRows:
     Args:
         arrays: Read-only memory maps, bad rows left out.
         bad: Row as asked for -> why it is not in the arrays.
+        remarks: Row as asked for -> what is worth knowing about it.
         kept: Rows as asked for that are in the arrays, in order.
         fingerprint: Of contents and settings; equal on every machine that computed equal rows.
         rebuilt: True when a damaged entry was found and computed again.
@@ -63,6 +75,7 @@ class CachedRows:
 
     arrays: dict[str, NDArray[Any]]
     bad: dict[int, str]
+    remarks: dict[int, str]
     kept: NDArray[np.int64]
     fingerprint: str
     rebuilt: bool = False
@@ -124,8 +137,7 @@ def cached_rows(
             shutil.rmtree(trash, ignore_errors=True)
         build.run(fill, workers=workers or usable_cores(), progress=progress, label=name)
         build.publish(final)
-        entry = _open(final, specs)
-        return CachedRows(entry.arrays, entry.bad, entry.kept, entry.fingerprint, damaged)
+        return replace(_open(final, specs), rebuilt=damaged)
 
 
 def usable_cores() -> int:
@@ -193,12 +205,12 @@ class _Build:
     def publish(self, final: Path) -> None:
         """Leave out bad rows, write entry.json and give the directory its final name."""
         records = [self.done[start] for start in sorted(self.done)]
-        bad = {int(row): why for record in records for row, why in record["bad"].items()}
+        bad, remarks = ({k: v for r in records for k, v in r[key].items()} for key in ROW_TEXTS)
         checksums = {name: [r["crc"][name] for r in records] for name in self.specs}
         if bad:
-            kept = np.setdiff1d(np.arange(self.n_rows), np.array(sorted(bad)))
+            kept = np.setdiff1d(np.arange(self.n_rows), np.array([int(row) for row in bad]))
             checksums = {name: self._compact(name, kept) for name in self.specs}
-        entry = dict(self.payload, bad=bad, checksums=checksums)
+        entry = dict(self.payload, bad=bad, remarks=remarks, checksums=checksums)
         for name in self.specs:
             _sync(self.directory / f"{name}.npy")
         (self.directory / "entry.json").write_text(json.dumps(entry))
@@ -250,10 +262,12 @@ class _Build:
         self, fill: Fill, start: int, files: Mapping[str, tuple[int, int]]
     ) -> dict[str, Any]:
         stop = min(start + self.chunk_rows, self.n_rows)
-        arrays, bad = fill(start, stop)
-        record: dict[str, Any] = {"start": start, "stop": stop, "crc": {}, "bad": dict(bad)}
+        filled = fill(start, stop)
+        record: dict[str, Any] = {"start": start, "stop": stop, "crc": {}}
+        for key in ROW_TEXTS:
+            record[key] = {str(row): text for row, text in getattr(filled, key).items()}
         for name, spec in self.specs.items():
-            rows = np.ascontiguousarray(arrays[name], dtype=spec.dtype)
+            rows = np.ascontiguousarray(filled.arrays[name], dtype=spec.dtype)
             if rows.shape != (stop - start, *spec.shape):
                 expected = (stop - start, *spec.shape)
                 raise ValueError(f"array {name!r} must have shape {expected}, got {rows.shape}.")
@@ -322,7 +336,7 @@ def _open(final: Path, specs: Mapping[str, RowSpec]) -> CachedRows:
         raise
     try:
         entry = json.loads(text)
-        bad = {int(row): str(why) for row, why in entry["bad"].items()}
+        bad, remarks = ({int(k): str(v) for k, v in entry[key].items()} for key in ROW_TEXTS)
         kept = np.setdiff1d(np.arange(entry["n_rows"]), np.array(sorted(bad), dtype=np.int64))
         arrays = {}
         for name, spec in specs.items():
@@ -337,7 +351,7 @@ def _open(final: Path, specs: Mapping[str, RowSpec]) -> CachedRows:
             arrays[name] = array
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise _DamagedError(f"{final}: {error}") from error
-    return CachedRows(arrays, bad, kept.astype(np.int64), _fingerprint(entry))
+    return CachedRows(arrays, bad, remarks, kept.astype(np.int64), _fingerprint(entry))
 
 
 def _fingerprint(entry: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 
-from trainables.data.cache import Progress, RowSpec, cached_rows
+from trainables.data.cache import Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
 
 # Letters and digits that all twelve faces draw, look-alikes left out (of A, Greek Alpha and
@@ -67,12 +67,12 @@ def read_glyphs(
     if seed < 0:
         raise ValueError(f"glyphs: `seed >= 0` must hold, got {seed}.")
 
-    def fill(start: int, stop: int) -> tuple[dict[str, NDArray[np.uint8]], dict[int, str]]:
+    def fill(start: int, stop: int) -> Rows:
         fonts = _fonts(size)  # per call: fonts must not be shared by threads
         rows = [
             _glyph(row // samples, row % samples, fonts, size, seed) for row in range(start, stop)
         ]
-        return {"images": np.stack(rows)[..., None]}, {}
+        return Rows({"images": np.stack(rows)[..., None]})
 
     rows = cached_rows(
         cache_dir,
