@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from search_spaces.scale import from_unit
 from study.errors import StudyError
 from study.plan import Plan
 from trainables.data.cache import Progress
@@ -27,6 +28,7 @@ def open_data(plan: Plan, *, cache_dir: Path, progress: Progress | None = None) 
         bench = open_bench(
             dataset, plan.file.backbone.model_dump(), cache_dir=cache_dir, progress=progress
         )
+        bench.new_backbone(seed=0, bn_freeze="none")  # an unknown name or a wrong size shows here
         check_classes(plan, bench)
     except (ValueError, OSError) as error:
         raise StudyError(" ".join(str(error).split())) from None
@@ -38,17 +40,26 @@ def check_classes(plan: Plan, bench: Bench) -> None:
     tasks = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)
     _no_lone_classes(bench)
     for loss in plan.losses:
-        settings, _ = plan.settings(loss, plan.example(loss))
         for task in tasks:
             try:
-                epoch_batches(
-                    task.train.labels,
-                    batch_size=settings.batch_size,
-                    images_per_class=settings.images_per_class,
-                    seed=0,
-                )
+                epoch_batches(task.train.labels, **_widest_batch(plan, loss), seed=0)
             except ValueError as error:
                 raise ValueError(f"{loss}: {error}") from None
+
+
+def _widest_batch(plan: Plan, loss: str) -> dict[str, int]:
+    """The batch of the space that needs the most classes."""
+    settings, _ = plan.settings(loss, plan.example(loss))
+    batch_sizes, per_class = [settings.batch_size], [settings.images_per_class]
+    for knob, values in (("batch_size", batch_sizes), ("images_per_class", per_class)):
+        distribution = plan.spaces[loss].distributions.get(knob)
+        if distribution is not None:
+            values[:] = [int(from_unit(distribution, u / 16)) for u in range(17)]
+    balanced = [n for n in per_class if n > 0]
+    return {
+        "batch_size": max(batch_sizes),
+        "images_per_class": min(balanced) if balanced else 0,
+    }
 
 
 def describe_data(plan: Plan, bench: Bench) -> dict[str, Any]:

@@ -95,6 +95,14 @@ class StudyHome:
             file.flush()
             yield
 
+    def is_running(self) -> bool:
+        """Whether some process holds the study right now."""
+        try:
+            with self.locked():
+                return False
+        except StudyError:
+            return True
+
 
 def find_study(name: str, root: Path | None = None) -> StudyHome:
     """The home of an existing study, by name or by the path of its directory.

@@ -48,7 +48,9 @@ class Job:
     @property
     def identity(self) -> str:
         """What makes two jobs the same training: asking for it twice runs it once."""
-        return "/".join([self.origin, self.split, self.point, str(self.seed)])
+        return "/".join(
+            [self.origin, self.split, self.anchor, self.swept, self.point, str(self.seed)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

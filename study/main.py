@@ -15,11 +15,15 @@ COMMANDS: dict[str, str] = {
     "check": "Validate a study file; print its plan and cost.",
     "run": "Run a study; safe to interrupt.",
     "resume": "Go on with a study after any interruption.",
+    "extend": "Go on searching a finished study.",
     "status": "How far a study is.",
+    "sweep": "Paper-style one-at-a-time curves of a knob.",
+    "confirm": "Best and published points on the test classes, once.",
     "report": "Make the sensitivity report.",
     "ui": "Open MLflow's UI on a study.",
     "losses": "List the losses with their knobs and papers.",
     "datasets": "List the data sets and their options.",
+    "doctor": "Check that this machine can run studies.",
 }
 
 

@@ -35,13 +35,12 @@ PLAN_FILE = "plan.json"
 
 @dataclass(frozen=True)
 class Stage:
-    """How many points of each kind one stretch of the search adds, per loss.
+    """One stretch of the search: how many points it adds to every loss.
 
     `study run` makes the first stage, each `study extend` one more.
     """
 
-    sobol: int
-    chosen: int
+    points: int
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,39 @@ class Plan:
             resources=resources.model_dump(),
         )
 
+    def published(self, loss: str) -> list[dict[str, Value]]:
+        """The published points that are run first, at most as many as there is budget for."""
+        points = [dict(p.values) for p in self.spaces[loss].published]
+        unique = [p for i, p in enumerate(points) if p not in points[:i]]
+        return unique[: self.stages[0].points]
+
+    def sobol(self, loss: str, stage: int) -> int:
+        """Space-filling points of a loss up to the end of a stage."""
+        share = 1.0 if self.file.search.sampler == "sobol" else self.file.search.sobol_share
+        free = [s.points for s in self.stages[: stage + 1]]
+        free[0] -= len(self.published(loss))
+        wanted = zip(free, self.stages, strict=False)
+        return sum(min(n, math.floor(s.points * share + 0.5)) for n, s in wanted)
+
+    def chosen(self, loss: str, stage: int) -> int:
+        """Points that the sampler chooses for a loss up to the end of a stage."""
+        points = sum(s.points for s in self.stages[: stage + 1])
+        return points - len(self.published(loss)) - self.sobol(loss, stage)
+
+    def points(self, loss: str) -> int:
+        """Points of a loss that are searched: published, Sobol and chosen; equal for all."""
+        return sum(stage.points for stage in self.stages)
+
+    def repeated_sobol(self, loss: str) -> int:
+        """How many Sobol points have their seeds repeated."""
+        first = self.sobol(loss, 0)
+        return math.ceil(self.file.search.repeat_share * first) if first >= 3 else 0
+
+    def trials(self, loss: str) -> int:
+        """Trainings of a loss at most: its points, and repeated seeds of some of them."""
+        repeated = min(len(self.published(loss)), 1) + self.repeated_sobol(loss) + len(self.stages)
+        return self.points(loss) + repeated * (self.file.search.repeats - 1)
+
     def epochs(self, loss: str) -> int:
         """Epochs of a full trial."""
         return self.settings(loss, self.example(loss))[0].epochs
@@ -119,7 +151,7 @@ class Plan:
 
     def extended(self, trials: int) -> Plan:
         """This plan with one more stage of `trials` points per loss."""
-        return replace(self, stages=(*self.stages, _stage(trials, self.file)))
+        return replace(self, stages=(*self.stages, Stage(trials)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -149,9 +181,7 @@ def build_plan(file: StudyFile) -> Plan:
         StudyError: The first thing that is wrong, in one line.
     """
     spaces = {loss: _space(loss, file) for loss in file.losses}
-    published = max(len(space.published[:1]) for space in spaces.values())
-    first = _stage(file.search.trials - published, file)
-    plan = Plan(file=file, spaces=spaces, stages=(first,))
+    plan = Plan(file=file, spaces=spaces, stages=(Stage(file.search.trials),))
     for loss in plan.losses:
         try:
             settings, arguments = plan.settings(loss, plan.example(loss))
@@ -188,16 +218,8 @@ def load_plan(directory: Path) -> Plan:
         return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise StudyError(f"{directory} holds no study (no {PLAN_FILE})") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (StudyError, ValueError, KeyError, TypeError, OSError) as error:
         raise StudyError(f"{path} is damaged: {error}") from None
-
-
-def _stage(points: int, file: StudyFile) -> Stage:
-    """`points` points, the space-filling share rounded to the nearest."""
-    points = max(points, 0)
-    share = 1.0 if file.search.sampler == "sobol" else file.search.sobol_share
-    sobol = min(points, math.floor(points * share + 0.5))
-    return Stage(sobol=sobol, chosen=points - sobol)
 
 
 def _space(loss: str, file: StudyFile) -> Space:

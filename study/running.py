@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from search_spaces.space import Value
 from study.checks import open_data
 from study.display import open_display
 from study.errors import StudyError
@@ -56,8 +57,18 @@ def execute(
     if not summary.finished:
         print(f"stopped; nothing finished is lost. Go on with: study resume {home.name}")
         return 130
-    make_report(home, plan)
+    make_report(home.tracking_uri(plan), plan.name, home.report)
     failed = sum(p.failed for p in summary.progress)
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:
+    """The best finished point of each loss that has one."""
+    from study.tuning.ledger import Ledger
+    from study.tuning.record import Record
+
+    ledger = Ledger(plan, Record(home.directory, plan.spaces), search=False)
+    best = {loss: ledger.incumbent(loss) for loss in plan.losses}
+    return {loss: found[1] for loss, found in best.items() if found is not None}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainables.data.augment import Augment
 from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
-from trainables.losses import build_loss
+from trainables.losses import build_loss, reseed, set_progress
 from trainables.model import EmbeddingModel
 from trainables.optimizer import MovementCheck, build_optimizer, clip_gradients, set_learning_rates
 from trainables.retrieval import evaluate
@@ -103,6 +103,18 @@ class Replica:
             "images_per_second": images / seconds,
         }
 
+    def time_steps(self, steps: int) -> tuple[float, float]:
+        """Seconds of a few training steps (after a first one), and their share of an epoch."""
+        batches = self._batches(self._stream)
+        generator = torch.Generator().manual_seed(self._stream)
+        self._start_epoch(0, self._stream)
+        self._step(batches[0], generator)
+        timed = batches[1 : steps + 1] or batches[:1]
+        started = time.perf_counter()
+        for batch in timed:
+            self._step(batch, generator)
+        return time.perf_counter() - started, len(timed) / len(batches)
+
     def score(self) -> dict[str, float]:
         """Retrieval metrics on the classes that were not trained on."""
         vectors = embed(self.model, self._task.score, self._augment, self._device)
@@ -145,12 +157,8 @@ class Replica:
     def _start_epoch(self, epoch: int, seed: int) -> None:
         settings = self._settings
         set_learning_rates(self.optimizer, epoch=epoch, settings=settings)
-        reseed = getattr(self.loss, "reseed", None)
-        if reseed is not None:
-            reseed(derive(seed, "loss") % 2**31)
-        set_progress = getattr(self.loss, "set_progress", None)
-        if set_progress is not None:
-            set_progress(epoch / settings.epochs)
+        reseed(self.loss, derive(seed, "loss") % 2**31)
+        set_progress(self.loss, epoch / settings.epochs)
         self.model.train()
         self.loss.train()
 
@@ -167,10 +175,12 @@ class Replica:
         labels = torch.from_numpy(self._labels[np.sort(batch)]).to(self._device)
         inputs = to_inputs(items, self._augment, generator).to(self._device)
         self.optimizer.zero_grad(set_to_none=True)
-        value: Tensor = self.loss(self.model(inputs), labels)
+        vectors = self.model(inputs)
+        value: Tensor = self.loss(vectors, labels)
         number = float(value.detach())
-        if not np.isfinite(number):
-            raise DivergedError(f"the loss became {number}")
+        # A loss that mines finds no pair among NaNs and says zero, so the vectors are asked too.
+        if not np.isfinite(number) or not bool(torch.isfinite(vectors.detach().sum())):
+            raise DivergedError(f"training diverged: the loss is {number}, some vectors are NaN")
         value.backward()  # type: ignore[no-untyped-call]
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         clip_gradients(parameters, self._settings.clip_grad)

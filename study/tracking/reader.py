@@ -105,8 +105,9 @@ def _asking(uri: str) -> Iterator[MlflowClient]:
             yield MlflowClient(tracking_uri=uri)
         except MlflowException as error:
             line = (str(error).strip().splitlines() or ["no reason given"])[0]
+            reason = redact(line)[:300]
             raise StudyError(
-                f"The tracking store {redact(uri)} does not answer as it should: {redact(line)[:300]}"
+                f"The tracking store {redact(uri)} does not answer as it should: {reason}"
             ) from None
 
 

@@ -54,8 +54,7 @@ def serve(
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
-            # The address of the store may hold a password: not on the command line.
-            env={**os.environ, "MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_TRACKING_URI": ""},
+            env={**os.environ, **_environment(uri)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -76,6 +75,17 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _environment(uri: str) -> dict[str, str]:
+    return {
+        # The store's address may hold a password: not on the command line.
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_TRACKING_URI": "",
+        # Half a gigabyte of workers for evaluating language models, which no study needs.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
 
 
 def _answers(address: str, process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -8,6 +8,7 @@ be killed at any moment: an unfinished last line is skipped, an unacknowledged o
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -105,7 +106,7 @@ class Spool:
     def _write_held(self) -> None:
         try:
             while self._held:
-                if self._size >= self._limit:
+                if self._size >= self._limit and not self._torn:
                     old = self._file
                     self._open(self._segment + 1)
                     os.close(old)
@@ -115,17 +116,17 @@ class Spool:
         except OSError as error:
             self.problem = f"cannot write the tracking spool {self.folder}: {error.strerror}"
             while len(self._held) > HELD_LINES:
-                self._held.popleft()
+                self._held.pop()
                 self.dropped += 1
 
     def _write(self, line: bytes) -> None:
-        whole = b"\n" + line if self._torn else line
-        done = os.write(self._file, whole)
+        done = os.write(self._file, line)
         self._size += done
-        # A full disk takes part of a line: the rest is useless, the line is written again whole.
-        self._torn = done < len(whole)
+        # A full disk may take part of a line: its rest comes first when there is room again.
+        self._torn = done < len(line)
         if self._torn:
-            raise OSError(28, "no space left on device")
+            self._held[0] = line[done:]
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Consumer:
@@ -232,7 +233,7 @@ def _read_lines(path: Path, start: int, limit: int) -> tuple[list[dict[str, Any]
             if not line.endswith(b"\n") or len(records) >= limit:
                 break
             offset += len(line)
-            # Half a line of a disk that was full is no record: its whole copy follows.
+            # A file system that lost its last blocks in a power cut may hold lines of zeros.
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if isinstance(record, dict):

@@ -83,7 +83,11 @@ class Ledger:
         """Whether nothing runs and nothing will."""
         if self._running or self._unfinished or self._requests:
             return False
-        return not self._search or all(s.is_finished() for s in self._losses.values())
+        return not self._search or self.search_is_finished()
+
+    def search_is_finished(self) -> bool:
+        """Whether every point and repeat of the plan has ended."""
+        return all(search.is_finished() for search in self._losses.values())
 
     def report(self, trial: str, epoch: int, score: float) -> bool:
         """A trial's score after an epoch; True when it should stop early.

@@ -38,6 +38,7 @@ class LossSearch:
         self._space = plan.spaces[loss]
         self._search = plan.file.search
         self._epochs = plan.epochs(loss)
+        self._published = plan.published(loss)
         stop = self._search.stop_early
         warmup = plan.settings(loss, plan.example(loss))[0].warmup_epochs
         self._rungs = Rungs(
@@ -70,15 +71,15 @@ class LossSearch:
     def next_job(self) -> Job | None:
         """The next job of the search; None when it must wait or is done."""
         for i in range(len(self._plan.stages)):
-            if self._asked["published"] < len(self._published()):
-                return self._job("published", self._published()[self._asked["published"]])
-            if self._asked["sobol"] < self._wanted_sobol(i):
+            if self._asked["published"] < len(self._published):
+                return self._job("published", self._published[self._asked["published"]])
+            if self._asked["sobol"] < self._plan.sobol(self.loss, i):
                 seed = self._search.seed
                 return self._job("sobol", sobol_point(self._space, self._asked["sobol"], seed=seed))
             repeat = self._next_repeat(self._repeated_points())
             if repeat is not None:
                 return repeat
-            if self._asked["bayes"] < self._wanted_chosen(i):
+            if self._asked["bayes"] < self._plan.chosen(self.loss, i):
                 return self._job("bayes", self._choose())
             if self._open_points:
                 return None  # the incumbent is known only when this stage has ended
@@ -93,21 +94,18 @@ class LossSearch:
             return False
         last = len(self._plan.stages) - 1
         asked = (
-            self._asked["published"] >= len(self._published())
-            and self._asked["sobol"] >= self._wanted_sobol(last)
-            and self._asked["bayes"] >= self._wanted_chosen(last)
+            self._asked["published"] >= len(self._published)
+            and self._asked["sobol"] >= self._plan.sobol(self.loss, last)
+            and self._asked["bayes"] >= self._plan.chosen(self.loss, last)
         )
         return asked and self._open_repeats() == 0
 
     def planned(self) -> int:
         """Jobs of the search, repeats included, as far as is known now."""
-        last = len(self._plan.stages) - 1
-        points = len(self._published()) + self._wanted_sobol(last) + self._wanted_chosen(last)
+        points = self._plan.points(self.loss)
         if len(self._searched) >= points and not self._open_points:
             return points + len(self._repeated) + self._open_repeats()
-        seeds = self._search.repeats - 1
-        known = (len(self._published()) + self._sobol_repeated() + 1) * seeds
-        return points + max(known, len(self._repeated))
+        return max(self._plan.trials(self.loss), points + len(self._repeated))
 
     def share_asked(self) -> float:
         """How much of the plan was handed out: the loss with the least is served first."""
@@ -202,15 +200,6 @@ class LossSearch:
 
     # Inside
 
-    def _published(self) -> list[dict[str, Value]]:
-        return [dict(p.values) for p in self._space.published[:1]]
-
-    def _wanted_sobol(self, stage: int) -> int:
-        return sum(s.sobol for s in self._plan.stages[: stage + 1])
-
-    def _wanted_chosen(self, stage: int) -> int:
-        return sum(s.chosen for s in self._plan.stages[: stage + 1])
-
     def _job(self, origin: Origin, values: Mapping[str, Value], seed: int | None = None) -> Job:
         number = self._numbers
         if seed is None:
@@ -229,7 +218,7 @@ class LossSearch:
         index = self._asked["bayes"]
         seed = self._search.seed
         if self._search.sampler == "grid":
-            points = self._plan.stages[0].chosen
+            points = self._plan.chosen(self.loss, 0)
             return grid_point(self._space, index, points=points, seed=seed)
         # The space-filling part is the start-up; a study without one still needs a few points.
         startup = 0 if self._asked["sobol"] >= 4 else 4
@@ -242,21 +231,16 @@ class LossSearch:
         self._question = trial._trial_id
         return dict(trial.params)
 
-    def _sobol_repeated(self) -> int:
-        """How many Sobol points have their seeds repeated."""
-        first = self._plan.stages[0].sobol
-        return math.ceil(self._search.repeat_share * first) if first >= 3 else 0
-
     def _repeated_points(self) -> list[Job]:
         """Points whose seeds are repeated before the sampler starts: published, some Sobol."""
-        first = self._searched[: len(self._published()) + self._wanted_sobol(0)]
-        published = [j for j in first if j.origin == "published"]
-        sobol = [j for j in first if j.origin == "sobol"]
-        return published + sobol[: self._sobol_repeated()]
+        count = self._plan.repeated_sobol(self.loss)
+        first = self._searched[: len(self._published) + count]
+        published = [j for j in first if j.origin == "published"][:1]
+        return published + [j for j in first if j.origin == "sobol"]
 
     def _incumbent_of_stage(self, stage: int) -> list[Job]:
         """The best finished point of the search up to the end of a stage."""
-        points = len(self._published()) + self._wanted_sobol(stage) + self._wanted_chosen(stage)
+        points = sum(s.points for s in self._plan.stages[: stage + 1])
         if stage == len(self._plan.stages) - 1:
             return [self._best] if self._best else []
         finished = [

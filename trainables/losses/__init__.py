@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from trainables.losses.knobs import KnobInfo
 from trainables.losses.registry import (
     LOSSES,
-    KnobInfo,
     LossInfo,
     build_loss,
     loss_info,

@@ -123,7 +123,9 @@ def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
 def inverse_norms(vectors: Tensor) -> Tensor:
     """1 / length of each row; 0 for a zero vector, which then has no direction and no gradient."""
     norms = torch.linalg.vector_norm(vectors, dim=-1)
-    return torch.where(norms > 0, norms.reciprocal(), 0.0)
+    # The inner choice keeps the gradient of 1 / 0 out of backward.
+    present = norms > 0
+    return torch.where(present, torch.where(present, norms, 1.0).reciprocal(), 0.0)
 
 
 def own_similarities_fit(

@@ -33,8 +33,13 @@ def unit(embeddings: Tensor) -> Tensor:
 
 def cosines(embeddings: Tensor) -> Tensor:
     """Cosine of every pair, (batch, batch)."""
-    x = unit(embeddings)
-    return x @ x.T
+    return _products(unit(embeddings))
+
+
+def _products(x: Tensor) -> Tensor:
+    # Under autocast the product would be in half precision.
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ x.T
 
 
 # Below this squared distance 2 - 2 cos has lost half its digits: such pairs are subtracted.
@@ -47,7 +52,7 @@ def distances(embeddings: Tensor) -> Tensor:
     Equal vectors are at distance exactly 0 with gradient 0 (a distance has no slope there).
     """
     x = unit(embeddings)
-    squared = 2.0 - 2.0 * (x @ x.T)
+    squared = 2.0 - 2.0 * _products(x)
     first, second = torch.nonzero(squared.detach() < _CLOSE, as_tuple=True)
     exact = (x[first] - x[second]).square().sum(dim=1)
     squared = squared.index_put((first, second), exact)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from torch import nn
 
+from trainables.losses.am_softmax import am_softmax
+from trainables.losses.arcface import arcface
 from trainables.losses.blocks import Budget
 from trainables.losses.circle import circle
+from trainables.losses.circle_pair import circle_pair
+from trainables.losses.contrastive import contrastive
+from trainables.losses.knobs import KnobInfo, check_knobs, knobs_of, nearest
+from trainables.losses.margin import margin
+from trainables.losses.multi_similarity import multi_similarity
 from trainables.losses.norm_softmax import norm_softmax
+from trainables.losses.pml import PREFIX as PML
+from trainables.losses.pml import build_pml, pml_knobs
 from trainables.losses.proxy_anchor import proxy_anchor
 from trainables.losses.proxy_loss import ProxyLoss, Setup
+from trainables.losses.proxy_nca import proxy_nca
 from trainables.losses.proxy_nca_pp import proxy_nca_pp
+from trainables.losses.soft_triple import soft_triple
+from trainables.losses.softmax import softmax
 from trainables.losses.synthesis import Draw, Path, Synthesis
 from trainables.losses.triplet import triplet
+from trainables.losses.unified import unified, unified_pair
 
 SYNTHESIS = "+synthesis"
+SYNTHESIS_PAPER = "Gu et al., AAAI 2021, arXiv:2103.15454"
 
 Family = Literal["proxy", "pair"]
 
@@ -43,33 +55,39 @@ class LossInfo:
     on_sphere: bool = True
 
 
-@dataclass(frozen=True)
-class KnobInfo:
-    """One knob of a loss: its Python type, and its default unless it is required.
-
-    `choices` lists the allowed values of a knob that names an alternative.
-    """
-
-    type: type
-    required: bool
-    default: bool | int | float | str | None = None
-    choices: tuple[str, ...] = ()
-
+_CIRCLE_PAPER = "Sun et al., CVPR 2020, arXiv:2002.10857"
 
 LOSSES: Mapping[str, LossInfo] = {
+    "softmax": LossInfo(softmax, "proxy", "Softmax", "cross-entropy", on_sphere=False),
     "norm_softmax": LossInfo(
         norm_softmax, "proxy", "NormSoftmax", "Zhai & Wu, BMVC 2019, arXiv:1811.12649"
+    ),
+    "am_softmax": LossInfo(
+        am_softmax, "proxy", "AM-softmax (CosFace)", "Wang et al., 2018, arXiv:1801.05599"
+    ),
+    "arcface": LossInfo(arcface, "proxy", "ArcFace", "Deng et al., CVPR 2019, arXiv:1801.07698"),
+    "proxy_nca": LossInfo(
+        proxy_nca, "proxy", "Proxy-NCA", "Movshovitz-Attias et al., ICCV 2017, arXiv:1703.07464"
     ),
     "proxy_nca_pp": LossInfo(
         proxy_nca_pp, "proxy", "ProxyNCA++", "Teh et al., ECCV 2020, arXiv:2004.01113"
     ),
+    "soft_triple": LossInfo(
+        soft_triple, "proxy", "SoftTriple", "Qian et al., ICCV 2019, arXiv:1909.05235"
+    ),
     "proxy_anchor": LossInfo(
         proxy_anchor, "proxy", "Proxy-Anchor", "Kim et al., CVPR 2020, arXiv:2003.13911"
     ),
-    "circle": LossInfo(
-        circle, "proxy", "Circle (class level)", "Sun et al., CVPR 2020, arXiv:2002.10857"
-    ),
+    "circle": LossInfo(circle, "proxy", "Circle (class level)", _CIRCLE_PAPER),
+    "circle_pair": LossInfo(circle_pair, "pair", "Circle (pair level)", _CIRCLE_PAPER),
+    "unified": LossInfo(unified, "proxy", "Unified (class level)", _CIRCLE_PAPER),
+    "unified_pair": LossInfo(unified_pair, "pair", "Unified (pair level)", _CIRCLE_PAPER),
     "triplet": LossInfo(triplet, "pair", "Triplet", "Hermans et al., 2017, arXiv:1703.07737"),
+    "contrastive": LossInfo(contrastive, "pair", "Contrastive", "Hadsell et al., CVPR 2006"),
+    "multi_similarity": LossInfo(
+        multi_similarity, "pair", "Multi-Similarity", "Wang et al., CVPR 2019, arXiv:1904.06627"
+    ),
+    "margin": LossInfo(margin, "pair", "Margin", "Wu et al., ICCV 2017, arXiv:1706.07567"),
 }
 
 
@@ -80,13 +98,15 @@ def synthesis_plugin(
     synthesis_mu: float,
     synthesis_draw: Draw = "batch",
     synthesis_path: Path = "linear",
+    on_sphere: bool = True,
 ) -> Synthesis:
-    """The plug-in from its knobs."""
+    """The plug-in from its knobs; `on_sphere` comes from the host, not from a user."""
     return Synthesis(
         alpha=synthesis_alpha,
         mu=synthesis_mu,
         draw=synthesis_draw,
         path=synthesis_path,
+        on_sphere=on_sphere,
         seed=setup.seed,
     )
 
@@ -114,45 +134,55 @@ def build_loss(
     Raises:
         ValueError: The loss or a knob is unknown, a knob is missing or has an impossible value.
     """
-    host, plugin = _parse(name)
     setup = Setup(n_classes, dim, seed=seed, budget=Budget(keep_bytes=int(keep_mib * 2**20)))
-    _check_knobs(name, loss_knobs(name), knobs)
-    info = LOSSES[host]
-    plugin_names = _signature(synthesis_plugin) if plugin else {}
-    loss = info.builder(setup, **{k: v for k, v in knobs.items() if k not in plugin_names})
-    if plugin:
-        assert isinstance(loss, ProxyLoss)
-        loss.synthesis = synthesis_plugin(
-            setup, **{k: v for k, v in knobs.items() if k in plugin_names}
-        )
-        loss.synthesis.on_sphere = info.on_sphere
+    known = loss_knobs(name)
+    check_knobs(name, known, knobs)
+    knobs = {knob: _plain(known[knob], value) for knob, value in knobs.items()}
+    if name.startswith(PML):
+        return build_pml(name, setup, knobs)
+    host, plugin = _parse(name)
+    if not plugin:
+        return LOSSES[host].builder(setup, **knobs)
+    own = {knob: value for knob, value in knobs.items() if not knob.startswith("synthesis_")}
+    loss = LOSSES[host].builder(setup, **own)
+    assert isinstance(loss, ProxyLoss)
+    loss.synthesis = synthesis_plugin(
+        setup,
+        **{knob: value for knob, value in knobs.items() if knob not in own},
+        on_sphere=LOSSES[host].on_sphere,
+    )
     return loss
 
 
 def loss_knobs(name: str) -> dict[str, KnobInfo]:
     """The knobs `build_loss(name, ...)` takes, required ones first."""
+    if name.startswith(PML):
+        return pml_knobs(name)
     host, plugin = _parse(name)
-    knobs = _signature(LOSSES[host].builder)
+    knobs = knobs_of(LOSSES[host].builder)
     if plugin:
-        knobs |= _signature(synthesis_plugin)
+        knobs |= {k: v for k, v in knobs_of(synthesis_plugin).items() if k != "on_sphere"}
     return dict(sorted(knobs.items(), key=lambda item: not item[1].required))
 
 
 def loss_info(name: str) -> LossInfo:
-    """What the registry says of a name, `HOST+synthesis` included."""
+    """What the registry says of a name, `HOST+synthesis` included (not of `pml:...`)."""
     host, plugin = _parse(name)
     info = LOSSES[host]
     if not plugin:
         return info
-    paper = "Gu et al., AAAI 2021, arXiv:2103.15454"
-    return replace(info, title=f"{info.title} + Proxy Synthesis", paper=f"{info.paper}; {paper}")
+    return replace(
+        info,
+        title=f"{info.title} + Proxy Synthesis",
+        paper=f"{info.paper}; {SYNTHESIS_PAPER}",
+    )
 
 
 def _parse(name: str) -> tuple[str, bool]:
     host = name.removesuffix(SYNTHESIS)
     plugin = host != name
     if host not in LOSSES:
-        raise ValueError(f"Unknown loss {name!r}; {_nearest(host, LOSSES)}.")
+        raise ValueError(f"Unknown loss {name!r}; {nearest(host, LOSSES)}, or {PML}ClassName.")
     if plugin and LOSSES[host].family != "proxy":
         hosts = [key for key, info in LOSSES.items() if info.family == "proxy"]
         raise ValueError(
@@ -162,52 +192,6 @@ def _parse(name: str) -> tuple[str, bool]:
     return host, plugin
 
 
-def _signature(builder: Callable[..., object]) -> dict[str, KnobInfo]:
-    """The keyword-only arguments of a builder are its knobs."""
-    hints = get_type_hints(builder)
-    knobs = {}
-    for parameter in inspect.signature(builder).parameters.values():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        hint = hints[parameter.name]
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
-        required = parameter.default is inspect.Parameter.empty
-        knobs[parameter.name] = KnobInfo(
-            type=str if choices else hint,
-            required=required,
-            default=None if required else parameter.default,
-            choices=choices,
-        )
-    return knobs
-
-
-def _check_knobs(name: str, known: Mapping[str, KnobInfo], given: Mapping[str, Any]) -> None:
-    for knob in given:
-        if knob not in known:
-            raise ValueError(f"{name}: unknown knob {knob!r}; {_nearest(knob, known)}.")
-    missing = [knob for knob, info in known.items() if info.required and knob not in given]
-    if missing:
-        raise ValueError(f"{name}: missing {', '.join(missing)}; its knobs: {', '.join(known)}.")
-    for knob, value in given.items():
-        _check_value(name, knob, known[knob], value)
-
-
-def _check_value(name: str, knob: str, info: KnobInfo, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = {
-        float: number and value == value and abs(value) != float("inf"),
-        int: number and value == int(value),
-        bool: isinstance(value, bool),
-        str: value in info.choices,
-    }[info.type]
-    if not fits:
-        rule = f"one of {', '.join(info.choices)}" if info.choices else f"a {info.type.__name__}"
-        raise ValueError(f"{name}: `{knob}` must be {rule}, but got {value!r}.")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name, with all that is known."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(known)}"
+def _plain(info: KnobInfo, value: Any) -> Any:
+    """Whole numbers as int, as a sampler may give 4.0."""
+    return int(value) if info.type is int else value
