@@ -60,7 +60,12 @@ class Story:
                 "folds": 2,
                 "tolerance": None,
             },
-            "dataset": {"name": "grocery81", "fingerprint": "0123abcd", "images": 2640, "classes": 81},
+            "dataset": {
+                "name": "grocery81",
+                "fingerprint": "0123abcd",
+                "images": 2640,
+                "classes": 81,
+            },
             "baseline": {},
             "spaces": {loss: space.to_dict() for loss, space in self.spaces.items()},
         }
@@ -222,9 +227,7 @@ def open_tracker() -> Iterator[OpenTracker]:
 
 
 @pytest.fixture(scope="session")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, empty_store: Path, story: Story
-) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, empty_store: Path, story: Story) -> Path:
     """The directory of a study that was told whole to a sqlite store; read only."""
     folder = tmp_path_factory.mktemp("finished") / "groceries"
     folder.mkdir()
@@ -241,9 +244,7 @@ def finished(
 
 
 @pytest.fixture(scope="session")
-def mlflow_server(
-    tmp_path_factory: pytest.TempPathFactory, empty_store: Path
-) -> Iterator[str]:
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
     """One real `mlflow server` for all tests, with proxied artifacts."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
