@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from study.checks import describe_data, open_data
+from study.finishing import Refresher, publish
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress
 from study.plan import Plan
@@ -102,22 +104,26 @@ def run(
                     slots=_slots(plan),
                 )
                 if not ledger.is_finished():
-                    _tune(home, plan, desk, tick)
+                    _tune(home, plan, desk, tick, Refresher(home, plan, tracker))
             finished = ledger.is_finished()
+            if finished:
+                publish(home, plan, tracker, bench, ledger, say)
             tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
         return RunSummary(finished, ledger.progress(), time.monotonic() - started, tracked)
 
 
-def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None) -> None:
+def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None, refresher: Refresher) -> None:
     from ray import tune
 
     from study.tuning.adapters import DeskScheduler, DeskSearcher, Ticker
     from trainables.trial import StudyTrial
 
     def show() -> None:
+        progress = desk.ledger.progress()
+        refresher.tick(progress)
         if tick is not None:
-            tick(desk.ledger.progress(), desk.ledger.running)
+            tick(progress, desk.ledger.running)
 
     with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
         tuner = tune.Tuner(
@@ -138,7 +144,11 @@ def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None) -> None:
                 verbose=0,
             ),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        finally:
+            refresher.close()
+            shutil.rmtree(home.directory / ".tune", ignore_errors=True)
 
 
 def _placement(plan: Plan) -> Any:
