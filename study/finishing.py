@@ -161,7 +161,10 @@ class Refresher:
                 start_new_session=True,
             )
 
-    def close(self) -> None:
+    def __enter__(self) -> Refresher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End a report that is under way."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()

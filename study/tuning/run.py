@@ -63,6 +63,8 @@ def run(
     address: str | None = None,
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
+    report: bool = True,
+    trainable: type | None = None,
 ) -> RunSummary:
     """Run, or go on with, a study until its plan is done or it is interrupted.
 
@@ -74,6 +76,8 @@ def run(
         address: A Ray cluster; None uses a running one of this process, else starts one.
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
+        report: False leaves the report to `study report`.
+        trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
     """
     started = time.monotonic()
     with home.locked():
@@ -104,30 +108,27 @@ def run(
                     slots=_slots(plan),
                 )
                 if not ledger.is_finished():
-                    _tune(home, plan, desk, tick, Refresher(home, plan, tracker))
+                    with Refresher(home, plan, tracker) as refresher:
+                        _tune(home, plan, desk, _shower(desk, tick, refresher), trainable)
             finished = ledger.is_finished()
-            if finished:
+            if finished and report:
                 publish(home, plan, tracker, bench, ledger, say)
             tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
         return RunSummary(finished, ledger.progress(), time.monotonic() - started, tracked)
 
 
-def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None, refresher: Refresher) -> None:
+def _tune(
+    home: StudyHome, plan: Plan, desk: Desk, show: Callable[[], None], trainable: type | None
+) -> None:
     from ray import tune
 
     from study.tuning.adapters import DeskScheduler, DeskSearcher, Ticker
     from trainables.trial import StudyTrial
 
-    def show() -> None:
-        progress = desk.ledger.progress()
-        refresher.tick(progress)
-        if tick is not None:
-            tick(progress, desk.ledger.running)
-
     with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
         tuner = tune.Tuner(
-            tune.with_resources(StudyTrial, _placement(plan)),
+            tune.with_resources(trainable or StudyTrial, _placement(plan)),
             tune_config=tune.TuneConfig(
                 search_alg=DeskSearcher(desk),
                 scheduler=DeskScheduler(desk),
@@ -147,8 +148,19 @@ def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None, refresher:
         try:
             tuner.fit()
         finally:
-            refresher.close()
             shutil.rmtree(home.directory / ".tune", ignore_errors=True)
+
+
+def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[], None]:
+    """What is done a few times a second while trials run."""
+
+    def show() -> None:
+        progress = desk.ledger.progress()
+        refresher.tick(progress)
+        if tick is not None:
+            tick(progress, desk.ledger.running)
+
+    return show
 
 
 def _placement(plan: Plan) -> Any:
