@@ -86,7 +86,7 @@ def run(
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir())
         data = describe_data(plan, bench)
-        record = Record(home.directory, plan.spaces)
+        record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
         with Tracker(
             home.tracking_uri(plan),
