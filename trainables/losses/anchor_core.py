@@ -23,9 +23,11 @@ from trainables.losses.blocks import (
     Segment,
     compute_dtype,
     cut,
+    floored_exp_,
     inverse_norms,
     iterate,
     own_similarities_fit,
+    write_gradient,
 )
 
 
@@ -114,7 +116,7 @@ class _AnchorScores(torch.autograd.Function):
                 if cosines is None:
                     cosines = (x @ p.T).mul_(inverse_p)
                 shift = options.alpha * options.delta - ctx.per_proxy[number]
-                g = torch.add(shift, cosines, alpha=options.alpha).exp_()
+                g = floored_exp_(torch.add(shift, cosines, alpha=options.alpha))
                 g.mul_(grad_push * options.alpha)
                 g[block.rows, block.columns] = grad_positive[block.rows]
                 # A normalised proxy moves only sideways: subtract its share along itself.
@@ -122,8 +124,8 @@ class _AnchorScores(torch.autograd.Function):
                 g.mul_(inverse_p)
                 grad_x.addmm_(g, p)
                 grad = grad_proxies[block.segment]
-                if grad is not None:
-                    _write(grad[block.start : block.stop], g, x, p, along)
+                out = None if grad is None else grad[block.start : block.stop]
+                write_gradient(out, g, x, p, along)
         options.reducer.sum_(grad_x)
         along_x = (grad_x * x).sum(dim=1, keepdim=True)
         grad_x.addcmul_(x, along_x, value=-1.0).mul_(inverse_x[:, None])
@@ -135,11 +137,6 @@ def _soft_maximum(cosines: Tensor, block: Block, options: _Options) -> Tensor:
     z = torch.add(cosines.new_tensor(options.alpha * options.delta), cosines, alpha=options.alpha)
     z[block.rows, block.columns] = -torch.inf
     maximum = z.amax(dim=0).clamp_(min=0.0)  # exp(0) is the 1 in log(1 + sum)
-    return z.sub_(maximum).exp_().sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)
-
-
-def _write(out: Tensor, g: Tensor, x: Tensor, p: Tensor, along: Tensor) -> None:
-    if out.dtype == x.dtype:
-        torch.mm(g.T, x, out=out).addcmul_(p, along[:, None], value=-1.0)
-    else:
-        out.copy_((g.T @ x).addcmul_(p, along[:, None], value=-1.0))
+    shares = floored_exp_(z.sub_(maximum))
+    shares[block.rows, block.columns] = 0.0
+    return shares.sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)

@@ -142,3 +142,28 @@ def iterate(
     """Each block with its proxies in the compute dtype (a view where they already have it)."""
     for block in blocks:
         yield block, proxies[block.segment][block.start : block.stop].to(dtype)
+
+
+def floored_exp_(logits: Tensor) -> Tensor:
+    """exp in place, of logits whose largest is about 0.
+
+    In float32 results that underflow take a path ten times slower, and -60 is as good as nothing
+    beside 0: e^-60 times all classes of the world is below the rounding of 1.
+    """
+    if logits.dtype == torch.float32:
+        logits.clamp_(min=-60.0)
+    return logits.exp_()
+
+
+def write_gradient(
+    out: Tensor | None, g: Tensor, x: Tensor, p: Tensor, along: Tensor | None
+) -> None:
+    """Write g^T x - along * p, a block of the proxies' gradient; None wants none."""
+    if out is None:
+        return
+    direct = out.dtype == x.dtype
+    result = torch.mm(g.T, x, out=out) if direct else g.T @ x
+    if along is not None:
+        result.addcmul_(p, along[:, None], value=-1.0)
+    if not direct:
+        out.copy_(result)

@@ -49,6 +49,12 @@ class ClassHead(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
         """The loss over all segments, which together hold every class once."""
+        return self.with_spread(embeddings, labels, segments)[0]
+
+    def with_spread(
+        self, embeddings: Tensor, labels: Tensor, segments: list[Segment]
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and the summed distances among each class's proxies if the rule has them."""
         scale = self.scale()
         scores = class_scores(
             embeddings,
@@ -62,7 +68,8 @@ class ClassHead(nn.Module):
         own = scores.positive if self.positive is None else self.positive(scores.positive)
         own = own * scale
         n_classes = sum(len(segment.proxies) for segment in segments)
-        return self._losses(scores.negatives, own, scores.total, n_classes).mean()
+        losses = self._losses(scores.negatives, own, scores.total, n_classes)
+        return losses.mean(), scores.spread
 
     def _losses(self, negatives: Tensor, own: Tensor, total: Tensor, n_classes: int) -> Tensor:
         if self.label_smoothing > 0 and n_classes > 1:
