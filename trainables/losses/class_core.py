@@ -189,16 +189,12 @@ class _Scan:
         """
         normalise = self.options.rule.normalise
         inverse_p = inverse_norms(p) if normalise else torch.ones_like(p[..., 0])
+        similarities = self.x @ p.flatten(0, -2).T
         if p.dim() == 2:
-            similarities = self.x @ p.T
-        else:
-            inverse_p = inverse_p.T.contiguous()
-            similarities = self.x.new_empty(p.shape[1], len(self.x), len(p))
-            for k in range(p.shape[1]):
-                torch.mm(self.x, p[:, k].T, out=similarities[k])
-        if normalise:
-            similarities.mul_(inverse_p.unsqueeze(-2))
-        return similarities, inverse_p
+            return (similarities.mul_(inverse_p) if normalise else similarities), inverse_p
+        per_proxy = similarities.view(len(self.x), *inverse_p.shape).permute(2, 0, 1)
+        proxy_major = torch.empty(per_proxy.shape, dtype=p.dtype, device=p.device)
+        return torch.mul(per_proxy, inverse_p.T[:, None], out=proxy_major), inverse_p
 
     def add(self, block: Block, similarities: Tensor) -> None:
         own = block.rows, block.columns
@@ -300,18 +296,18 @@ class _Back:
         along = None
         if self.options.rule.normalise:
             # A normalised proxy moves only sideways: subtract its share along itself.
-            along = similarities.mul_(g).sum(dim=-2).mul_(inverse_p).mul_(inverse_p)
-            g.mul_(inverse_p.unsqueeze(-2))
+            along = similarities.mul_(g).sum(dim=-2)
+            along = (along.T if p.dim() == 3 else along) * inverse_p.square()
+        if p.dim() == 3:
+            per_sample = similarities.view(len(self.x), *inverse_p.shape)  # used up: room for g
+            g = torch.mul(g.permute(1, 2, 0), inverse_p, out=per_sample)
+        elif along is not None:
+            g.mul_(inverse_p)
+        g, p = g.flatten(1), p.flatten(0, -2)
+        self.grad_x.addmm_(g, p)
         grad = self.grad_proxies[block.segment]
-        out = None if grad is None else grad[block.start : block.stop]
-        if p.dim() == 2:
-            self.grad_x.addmm_(g, p)
-            write_gradient(out, g, self.x, p, along)
-            return
-        for k in range(p.shape[1]):
-            self.grad_x.addmm_(g[k], p[:, k])
-            part = None if out is None else out[:, k]
-            write_gradient(part, g[k], self.x, p[:, k], None if along is None else along[k])
+        out = None if grad is None else grad[block.start : block.stop].flatten(0, -2)
+        write_gradient(out, g, self.x, p, None if along is None else along.flatten())
 
     def finish(self, inverse_x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the raw embeddings and of the scale, summed over shards."""
