@@ -24,6 +24,7 @@ from trainables.losses.blocks import (
     compute_dtype,
     cut,
     floored_exp_,
+    full_precision,
     inverse_norms,
     iterate,
     own_similarities_fit,
@@ -49,7 +50,7 @@ def anchor_scores(
     options = _Options(alpha, delta, budget or Budget(), reducer)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with full_precision(embeddings):
         push, positive = _AnchorScores.apply(  # type: ignore[no-untyped-call]
             embeddings, labels, options, firsts, *proxies
         )
@@ -82,7 +83,9 @@ class _AnchorScores(torch.autograd.Function):
         x = x * inverse_x[:, None]
         keep = own_similarities_fit(segments, len(x), size, options.budget)
         push, positive = x.new_zeros(()), torch.zeros_like(inverse_x)
-        blocks = cut(segments, labels, item_bytes=size, budget=options.budget)
+        blocks = cut(
+            segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
+        )
         kept, per_proxy = [], []
         for block, p in iterate(blocks, proxies, dtype):
             inverse_p = inverse_norms(p)
@@ -108,7 +111,7 @@ class _AnchorScores(torch.autograd.Function):
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
         grad_x = torch.zeros_like(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 cosines, inverse_p = ctx.kept[number]
                 # Kept cosines are used up; a second backward computes them again.

@@ -29,6 +29,7 @@ from trainables.losses.blocks import (
     compute_dtype,
     cut,
     floored_exp_,
+    full_precision,
     inverse_norms,
     iterate,
     own_similarities_fit,
@@ -69,8 +70,8 @@ class Scores(NamedTuple):
 
     negatives: Tensor
     positive: Tensor
-    total: Tensor
-    spread: Tensor
+    total: Tensor | None
+    spread: Tensor | None
 
 
 def class_scores(
@@ -87,13 +88,13 @@ def class_scores(
     """The scores of (batch, dim) embeddings against all segments, differentiable once.
 
     Gradients flow to the embeddings, every segment's proxies and a tensor `scale` (only without
-    `circle_margin`). `total` is zero unless asked for. With no wrong class `negatives` is -inf.
+    `circle_margin`). `total` and `spread` are None unless asked for. With no wrong class
+    `negatives` is -inf.
     """
     options = _Options(rule, with_total, budget or Budget(), reducer)
-    scale = scale if isinstance(scale, Tensor) else torch.tensor(scale, dtype=torch.float64)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with full_precision(embeddings):
         scores = _ClassScores.apply(  # type: ignore[no-untyped-call]
             embeddings, labels, scale, options, firsts, *proxies
         )
@@ -114,17 +115,20 @@ class _ClassScores(torch.autograd.Function):
         ctx: Any,
         embeddings: Tensor,
         labels: Tensor,
-        scale: Tensor,
+        scale: Tensor | float,
         options: _Options,
         firsts: list[int],
         *proxies: Tensor,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor | None, ...]:
+        ctx.set_materialize_grads(False)
         dtype = compute_dtype(embeddings, *proxies)
         segments = [Segment(first, p) for first, p in zip(firsts, proxies, strict=True)]
         size = torch.finfo(dtype).bits // 8
-        blocks = cut(segments, labels, item_bytes=size, budget=options.budget)
+        blocks = cut(
+            segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
+        )
         x = embeddings.to(dtype)
-        inverse_x = inverse_norms(x) if options.rule.normalise else torch.ones_like(x[:, 0])
+        inverse_x = inverse_norms(x)
         x = x * inverse_x[:, None] if options.rule.normalise else x
         keep = own_similarities_fit(segments, len(x), size, options.budget)
         scan = _Scan(x, float(scale), options)
@@ -143,12 +147,13 @@ class _ClassScores(torch.autograd.Function):
         return tuple(scores)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, inverse_x, _, negatives, *proxies = ctx.saved_tensors
         # The kept similarities are used up; a second backward computes them again.
         kept, ctx.kept = ctx.kept, []
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             back = _Back(x, negatives, grads, float(ctx.scale), ctx.options, _wanted(ctx, proxies))
+            back.with_scale = ctx.needs_input_grad[2]
             scan = _Scan(x, float(ctx.scale), ctx.options)
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 back.add(block, p, *(kept[number] if kept else scan.similarities(p)))
@@ -176,11 +181,11 @@ class _Scan:
     def __init__(self, x: Tensor, scale: float, options: _Options) -> None:
         self.x, self.options = x, options
         self.logits = _Logits(scale, options.rule)
-        self.maximum = torch.full_like(x[:, 0], -torch.inf)
-        self.sum = torch.zeros_like(x[:, 0])
-        self.positive = torch.zeros_like(x[:, 0])
-        self.total = torch.zeros_like(x[:, 0])
-        self.spread = x.new_zeros(())
+        self.maximum = x.new_full((len(x),), -torch.inf)
+        self.sum = x.new_zeros(len(x))
+        self.positive = x.new_zeros(len(x))
+        self.total = x.new_zeros(len(x)) if options.with_total else None
+        self.spread = x.new_zeros(()) if options.rule.with_spread else None
 
     def similarities(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities to a block's proxies, (batch, classes) or (K, batch, classes), and 1/norms.
@@ -202,14 +207,14 @@ class _Scan:
         positive = classes[own]
         self.positive[block.rows] = positive
         base = self.logits.base(classes)
-        if self.options.with_total:
+        if self.total is not None:
             others = base.sum(dim=1).mul_(self.logits.factor)
             others.add_(self.logits.offset * base.shape[1])
             self.total += others
             self.total[block.rows] -= base[own] * self.logits.factor + self.logits.offset
         base[own] = -torch.inf
-        peak = base.amax(dim=1).mul_(self.logits.factor).add_(self.logits.offset)
-        maximum = torch.maximum(self.maximum, peak)
+        peak = base.amax(dim=1).mul_(self.logits.factor)
+        maximum = torch.maximum(self.maximum, peak.add_(self.logits.offset))
         shift = _finite(maximum)
         self.sum *= torch.exp(self.maximum - shift)
         shares = floored_exp_(self.logits.shifted(base, shift))
@@ -221,7 +226,7 @@ class _Scan:
 
     def add_spread(self, block: Block, p: Tensor) -> Tensor | None:
         """Inner products of the classes' proxies, (classes, K, K), if asked for."""
-        if not self.options.rule.with_spread or block.segment != 0:
+        if self.spread is None or block.segment != 0:
             return None
         products = inner_products(p)
         self.spread += spread_sum(products)
@@ -230,13 +235,13 @@ class _Scan:
     def finish(self) -> Scores:
         """Combine with the other shards, if any."""
         reducer = self.options.reducer
-        local = self.maximum.clone()
-        reducer.maximum_(self.maximum)
-        self.sum *= torch.exp(local - _finite(self.maximum))
-        reducer.sum_(self.sum)
-        reducer.sum_(self.positive)
-        reducer.sum_(self.total)
-        reducer.sum_(self.spread)
+        if reducer is not ALONE:
+            local = self.maximum.clone()
+            reducer.maximum_(self.maximum)
+            self.sum *= torch.exp(local - _finite(self.maximum))
+            for partial in (self.sum, self.positive, self.total, self.spread):
+                if partial is not None:
+                    reducer.sum_(partial)
         negatives = _finite(self.maximum) + self.sum.log()
         return Scores(negatives, self.positive, self.total, self.spread)
 
@@ -248,7 +253,7 @@ class _Back:
         self,
         x: Tensor,
         negatives: Tensor,
-        grads: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
         scale: float,
         options: _Options,
         grad_proxies: list[Tensor | None],
@@ -256,10 +261,12 @@ class _Back:
         self.x, self.scale, self.options = x, scale, options
         self.logits = _Logits(scale, options.rule)
         self.negatives = _finite(negatives)
-        self.grad_negatives, self.grad_positive, self.grad_total, self.grad_spread = (
-            g.to(x.dtype) for g in grads
-        )
+        # None: the loss does not depend on it.
+        of_negatives, of_positive, self.grad_total, self.grad_spread = grads
+        self.grad_negatives = x.new_zeros(len(x)) if of_negatives is None else of_negatives
+        self.grad_positive = x.new_zeros(len(x)) if of_positive is None else of_positive
         self.grad_proxies = grad_proxies
+        self.with_scale = False
         self.grad_x = torch.zeros_like(x)
         self.grad_scale = x.new_zeros(())
 
@@ -270,11 +277,12 @@ class _Back:
         # d loss / d logit: softmax over the wrong classes, then by index the own class.
         g = floored_exp_(self.logits.shifted(self.logits.base(classes), self.negatives))
         g.mul_((self.grad_negatives * self.scale)[:, None])
-        if self.options.with_total:
+        if self.grad_total is not None:
             g.add_((self.grad_total * self.scale)[:, None])
         if rule.circle_margin is None:
-            g[own] = 0.0
-            self.grad_scale += torch.dot(g.flatten(), classes.flatten()) / self.scale
+            if self.with_scale:
+                g[own] = 0.0
+                self.grad_scale += torch.dot(g.flatten(), classes.flatten()) / self.scale
         else:
             g.mul_(classes.clamp(min=-rule.circle_margin).add_(rule.circle_margin))
         g[own] = self.grad_positive[block.rows]
@@ -285,7 +293,7 @@ class _Back:
     def add_spread(self, block: Block, p: Tensor, products: Tensor | None) -> None:
         """After `add`, which writes the block's gradient."""
         grad = self.grad_proxies[block.segment]
-        if products is not None and grad is not None:
+        if products is not None and grad is not None and self.grad_spread is not None:
             out = grad[block.start : block.stop]
             add_spread_gradient(out, p, products, self.grad_spread)
 
@@ -345,5 +353,5 @@ class _Logits:
 
 
 def _finite(maximum: Tensor) -> Tensor:
-    """Zero where there was nothing to maximise, so that no inf - inf arises."""
-    return torch.where(maximum == -torch.inf, 0.0, maximum)
+    """Finite also where there was nothing to maximise, so that no inf - inf arises."""
+    return maximum.clamp(min=torch.finfo(maximum.dtype).min)

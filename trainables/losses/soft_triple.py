@@ -29,7 +29,7 @@ class SoftTripleHead(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
         """The loss over all segments, which together hold every class once."""
         loss, spread = self.classes.with_spread(embeddings, labels, segments)
-        if not self.classes.rule.with_spread:
+        if spread is None:
             return loss
         n_classes, centres, _ = segments[0].proxies.shape
         return loss + (self.tau / (n_classes * centres * (centres - 1))) * spread
