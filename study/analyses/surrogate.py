@@ -72,10 +72,10 @@ class Surrogate:
         return np.concatenate(parts, axis=1)
 
     def _draw(self, units: Array) -> Array:
-        epochs = np.full(len(units), self.samples.full_epochs)
         if self._paths:
-            values = np.concatenate([path(units, epochs) for path in self._paths])
+            values = np.concatenate([path(units) for path in self._paths])
         else:
+            epochs = np.full(len(units), self.samples.full_epochs)
             values = np.stack([trees.mean(units, epochs) for trees in self._forests])
         if self.risk is None:
             return values
