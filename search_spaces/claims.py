@@ -6,7 +6,7 @@ A claim is words, a source and a *test*: one of the few kinds of question below,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ Test = (
     | HigherMetric
 )
 
-_KINDS: dict[str, type[Test]] = {
+_KINDS: dict[str, Callable[..., Test]] = {
     kind.__name__: kind
     for kind in (
         StableRange,
@@ -128,6 +128,6 @@ def claim_to_dict(claim: Claim) -> dict[str, Any]:
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
     """The inverse of `claim_to_dict`."""
     test = dict(data["test"])
-    kind = _KINDS[test.pop("kind")]
+    kind: Any = _KINDS[test.pop("kind")]
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in test.items()}
     return Claim(data["name"], data["statement"], data["source"], kind(**arguments))

@@ -1,0 +1,34 @@
+"""Contrastive loss: how far apart, and how close together?"""
+
+from __future__ import annotations
+
+from search_spaces.space import Float, Knob, Published, Space
+from search_spaces.training import COMMON_PAIR_RATES, PAIR_RATES, STAND_IN
+
+SPACE = Space(
+    loss="contrastive",
+    paper="Hadsell et al., CVPR 2006",
+    scientific={
+        "margin": Knob(
+            Float(0.1, 1.8),
+            symbol="m₋",
+            latex="m_-",
+            reason="Distances of unit vectors end at 2, unrelated ones lie near 1.41; below 0.1 "
+            "hardly any pair is pushed.",
+        ),
+        "pos_margin": Knob(
+            Float(0.0, 0.6),
+            symbol="m₊",
+            latex="m_+",
+            reason="0 pulls a class into a point; beyond 0.6 hardly any pair is pulled.",
+        ),
+    },
+    nuisance=PAIR_RATES,
+    published=(
+        Published(
+            "pytorch-metric-learning's defaults",
+            {"margin": 1.0, "pos_margin": 0.0, **COMMON_PAIR_RATES},
+            note=STAND_IN + "the library sets none.",
+        ),
+    ),
+)

@@ -1,0 +1,90 @@
+"""Where may a loss's optional knobs be searched, if a study asks for it?
+
+Every space leaves these at the default of the loss. A study file that says "search label_smoothing"
+gets the distribution below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from search_spaces.space import Choice, Float, Int, Knob
+
+EXTRA: Mapping[str, Knob] = {
+    "label_smoothing": Knob(
+        Float(0.0, 0.3),
+        symbol="ε",
+        latex=r"\epsilon",
+        reason="0 in most codes, 0.1 in the Proxy-NCA reference code; three times that.",
+    ),
+    "proxies_per_class": Knob(
+        Int(1, 5),
+        symbol="K",
+        reason="1 in the papers; every further proxy costs as much as the first.",
+    ),
+    "temperature_mode": Knob(
+        Choice(["fixed", "learned", "annealed"]),
+        symbol="T mode",
+        reason="Fixed in most papers, learned in NormFace, annealed as the obvious third.",
+    ),
+    "anneal_ratio": Knob(
+        Float(1.0, 16.0, log=True),
+        symbol="T₀/T",
+        latex="T_0/T",
+        reason="How much hotter an annealed temperature starts; 1 does not anneal.",
+    ),
+    "synthesis_draw": Knob(
+        Choice(["batch", "sample"]),
+        symbol="λ per",
+        latex=r"\lambda\ \mathrm{per}",
+        reason="One lambda per batch is the official code, one per sample the plain reading.",
+    ),
+    "synthesis_path": Knob(
+        Choice(["linear", "spherical"]),
+        symbol="path",
+        reason="Linear is the paper; spherical spreads lambda evenly over the angle.",
+    ),
+    "reduction": Knob(
+        Choice(["valid", "all", "batch"]),
+        symbol="reduction",
+        reason="Three public codes, three reductions.",
+    ),
+    "epsilon": Knob(
+        Float(0.0, 0.5),
+        symbol="ε",
+        latex=r"\epsilon",
+        reason="Slack of the pair mining, on cosines; 0.1 by default.",
+    ),
+    "learn_beta": Knob(
+        Choice([False, True]),
+        symbol="β learned",
+        latex=r"\beta\ \mathrm{learned}",
+        reason="The paper learns the boundary; a constant is the simpler loss.",
+    ),
+    "nu": Knob(
+        Float(0.0, 0.1),
+        symbol="ν",
+        latex=r"\nu",
+        reason="Only counts with a learned boundary, whose gradient it must not drown.",
+    ),
+}
+
+# The same word with other choices.
+_OF_LOSS: Mapping[tuple[str, str], Knob] = {
+    ("triplet", "mining"): Knob(
+        Choice(["hard", "semihard"]),
+        symbol="mining",
+        reason="Batch-hard and semi-hard are both called the triplet loss.",
+    ),
+    ("multi_similarity", "mining"): Knob(
+        Choice(["margin", "none"]),
+        symbol="mining",
+        reason="The paper mines; many codes do not.",
+    ),
+}
+
+
+def extra_knob(loss: str, knob: str) -> Knob | None:
+    """The distribution of an optional knob of a loss (`HOST+synthesis` too); None if unknown."""
+    host = loss.split("+", maxsplit=1)[0]
+    return _OF_LOSS.get((host, knob)) or EXTRA.get(knob)

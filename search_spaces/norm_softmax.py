@@ -1,0 +1,32 @@
+"""NormSoftmax: which temperature?"""
+
+from __future__ import annotations
+
+from search_spaces.space import Float, Knob, Published, Space
+from search_spaces.training import COMMON_RATES, PROXY_RATES, STAND_IN
+
+SPACE = Space(
+    loss="norm_softmax",
+    paper="Zhai & Wu, BMVC 2019, arXiv:1811.12649",
+    scientific={
+        "temperature": Knob(
+            Float(0.005, 0.5, log=True),
+            symbol="T",
+            reason="Cosine scales 200 to 2, exactly the range of proxy_nca_pp, which is the same "
+            "function; tuned ones on record are 0.06 to 0.11, published 0.05. Acts by its ratio.",
+        ),
+    },
+    nuisance=PROXY_RATES,
+    published=(
+        Published(
+            "official code, all data sets",
+            {"temperature": 0.05, **COMMON_RATES},
+            note=STAND_IN + "the authors use SGD at 1e-3 to 1e-2 for all parameters.",
+        ),
+        Published(
+            "Proxy Synthesis's code, its NormSoftmax baseline on Cars-196",
+            {"temperature": 1 / 23, **COMMON_RATES},
+            note="Rates as published, with L2 decay and Adam's eps at 0.01.",
+        ),
+    ),
+)

@@ -1,0 +1,27 @@
+"""Triplet loss: which margin, for hard triplets?"""
+
+from __future__ import annotations
+
+from search_spaces.space import Float, Knob, Published, Space
+from search_spaces.training import COMMON_PAIR_RATES, PAIR_RATES, STAND_IN
+
+SPACE = Space(
+    loss="triplet",
+    paper="Hermans et al., 2017, arXiv:1703.07737",
+    scientific={
+        "margin": Knob(
+            Float(0.01, 1.0, log=True),
+            symbol="m",
+            reason="Distances of unit vectors end at 2. Tuned margins on record are 0.045 to "
+            "0.14 and used ones 0.05 to 0.2, so small values need the resolution.",
+        ),
+    },
+    nuisance=PAIR_RATES,
+    published=(
+        Published(
+            "Proxy-Anchor's code, its triplet baseline",
+            {"margin": 0.1, **COMMON_PAIR_RATES},
+            note=STAND_IN + "that baseline shares Proxy-Anchor's. It mines semi-hard triplets.",
+        ),
+    ),
+)

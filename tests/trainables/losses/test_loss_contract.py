@@ -1,0 +1,383 @@
+"""What must hold for every loss of the registry, with and without the plug-in? (inherited)"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainables.losses import (
+    LOSSES,
+    build_loss,
+    loss_info,
+    loss_knobs,
+    reseed,
+    set_progress,
+)
+from trainables.losses.blocks import Budget
+
+PROXY = [name for name, info in LOSSES.items() if info.family == "proxy"]
+PAIR = [name for name, info in LOSSES.items() if info.family == "pair"]
+WITH_PLUGIN = [f"{name}+synthesis" for name in PROXY]
+ALL = [*LOSSES, *WITH_PLUGIN]
+
+Batch = tuple[Tensor, Tensor]
+Make = Callable[..., Any]
+
+# The largest values anyone may search, and beyond.
+EXTREMES: dict[str, list[float]] = {
+    "alpha": [1000.0],
+    "beta": [1000.0],
+    "gamma": [1024.0, 1e-3],
+    "lambda_": [1024.0],
+    "scale": [1000.0],
+    "temperature": [1e-3],
+}
+
+
+def gradients(loss: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    reseed(loss, 3)
+    x = x.detach().requires_grad_()
+    value = loss(x, y)
+    return [value.detach(), *torch.autograd.grad(value, [x, *loss.parameters()])]
+
+
+def set_budget(loss: nn.Module, budget: Budget) -> nn.Module:
+    for module in loss.modules():
+        if hasattr(module, "budget"):
+            setattr(module, "budget", budget)  # noqa: B010 - modules are typed as tensors' owners
+    return loss
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gives_a_scalar_that_trains_all_parameters(
+    name: str, make_loss: Make, random_batch: Batch
+) -> None:
+    loss = make_loss(name)
+    value, of_x, *of_parameters = gradients(loss, *random_batch)
+    assert value.shape == ()
+    assert of_x.abs().sum() > 0
+    assert all(g.abs().sum() > 0 for g in of_parameters)
+    assert ("proxies" in dict(loss.named_parameters())) == (loss_info(name).family == "proxy")
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if "circle" not in n])
+def test_gradcheck(name: str, make_loss: Make, random_batch: Batch) -> None:
+    """Circle's weights are constants in backward by definition: its gradients are tested apart."""
+    x, y = random_batch
+    loss = make_loss(name)
+
+    def value(x: Tensor, *_: Tensor) -> Tensor:
+        reseed(loss, 3)
+        result: Tensor = loss(x, y)
+        return result
+
+    assert torch.autograd.gradcheck(value, (x.requires_grad_(), *loss.parameters()), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["learned", "annealed"])
+@pytest.mark.parametrize(
+    "name", [n for n in ALL if "temperature_mode" in loss_knobs(n) and n.startswith("norm")]
+)
+def test_gradcheck_of_the_scale(name: str, mode: str, make_loss: Make, random_batch: Batch) -> None:
+    for rest in ({}, {"label_smoothing": 0.1}, {"proxies_per_class": 2}):
+        loss = make_loss(name, temperature_mode=mode, **rest)
+        x, y = random_batch
+
+        def value(x: Tensor, *_: Tensor, loss: Any = loss, y: Tensor = y) -> Tensor:
+            reseed(loss, 3)
+            result: Tensor = loss(x, y)
+            return result
+
+        inputs = (x.clone().requires_grad_(), *loss.parameters())
+        assert len(inputs) == (3 if mode == "learned" else 2)
+        assert torch.autograd.gradcheck(value, inputs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if loss_info(n).on_sphere])
+def test_lengths_do_not_count(name: str, make_loss: Make, random_batch: Batch) -> None:
+    x, y = random_batch
+    loss = make_loss(name)
+    value, of_x, *of_parameters = gradients(loss, x, y)
+    factors = torch.logspace(-3, 3, len(x), dtype=x.dtype)[:, None]
+    scaled, of_scaled, *of_same = gradients(loss, x * factors, y)
+    torch.testing.assert_close(scaled, value, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(of_scaled * factors, of_x, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(of_same, of_parameters, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_order_of_the_batch_does_not_count(name: str, make_loss: Make, random_batch: Batch) -> None:
+    x, y = random_batch
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    loss = make_loss(name)
+    value, of_x, *of_parameters = gradients(loss, x, y)
+    same, of_shuffled, *of_same = gradients(loss, x[order], y[order])
+    torch.testing.assert_close(same, value, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_shuffled, of_x[order], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(of_same, of_parameters, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_finite_at_extremes(name: str, make_loss: Make, batch: Batch) -> None:
+    """In float32, with samples exactly on and opposite their proxies among the batch."""
+    changes: list[dict[str, float]] = [{}]
+    if not name.startswith("margin"):
+        changes += [{k: v} for k in loss_knobs(name) for v in EXTREMES.get(k, [])]
+    if "arcface" in name:
+        changes.append({"gamma": 1024.0, "m": 1.5})
+    for changed in changes:
+        loss = make_loss(name, dtype=torch.float32, **changed)
+        x, y = batch[0].float(), batch[1]
+        if hasattr(loss, "proxies"):
+            own = loss.proxies.detach()[y]
+            own = own[:, 0] if own.dim() == 3 else own
+            x = torch.cat([x, own, -own])
+            y = torch.cat([y, y, y])
+        for tensor in gradients(loss, x, y):
+            assert torch.isfinite(tensor).all(), (name, changed)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_zero_embedding_is_harmless(name: str, make_loss: Make, random_batch: Batch) -> None:
+    x, y = random_batch
+    x = x.clone()
+    x[0] = 0.0
+    for tensor in gradients(make_loss(name), x, y):
+        assert torch.isfinite(tensor).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_is_only_storage(
+    name: str, dtype: torch.dtype, make_loss: Make, random_batch: Batch
+) -> None:
+    """Half inputs give what their float32 values give: nothing is reduced in half."""
+    x, y = random_batch[0].to(dtype), random_batch[1]
+    loss = make_loss(name, dtype=torch.float32)
+    value, of_x, *of_parameters = gradients(loss, x, y)
+    wide, of_wide, *of_wide_parameters = gradients(loss, x.float(), y)
+    assert value.dtype == torch.float32
+    assert of_x.dtype == dtype
+    torch.testing.assert_close(value, wide)
+    torch.testing.assert_close(of_x, of_wide.to(dtype))
+    torch.testing.assert_close(of_parameters, of_wide_parameters)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, *_ = gradients(loss, x.float(), y)
+    torch.testing.assert_close(inside, wide)
+
+
+@pytest.mark.parametrize("name", [*PROXY, *WITH_PLUGIN])
+def test_half_proxies(name: str, make_loss: Make, random_batch: Batch) -> None:
+    loss = make_loss(name, dtype=torch.bfloat16)
+    wide = copy.deepcopy(loss).float()
+    x, y = random_batch[0].float(), random_batch[1]
+    got, want = gradients(loss, x, y), gradients(wide, x, y)
+    torch.testing.assert_close(got[:2], want[:2], rtol=1e-4, atol=1e-5)
+    assert got[2].dtype == torch.bfloat16
+    # The plug-in's share comes through an index, whose backward sums in the proxies' dtype.
+    rtol, atol = (0.1, 0.1) if "+" in name else (2e-2, 1e-3)
+    torch.testing.assert_close(got[2].float(), want[2], rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2000, 0])
+@pytest.mark.parametrize("name", [*PROXY, *WITH_PLUGIN])
+def test_streaming_equals_direct(
+    name: str, block_bytes: int, make_loss: Make, batch: Batch
+) -> None:
+    """One class per block, a few, or all; kept for backward or computed again."""
+    loss = make_loss(name)
+    direct = gradients(set_budget(loss, Budget(keep_bytes=2**30, block_bytes=2**30)), *batch)
+    for keep_bytes in (0, 2**30):
+        streamed = gradients(set_budget(loss, Budget(keep_bytes, block_bytes)), *batch)
+        torch.testing.assert_close(streamed, direct, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_backward_twice(name: str, make_loss: Make, random_batch: Batch) -> None:
+    """Kept similarities are overwritten in backward; a second one must not notice."""
+    x, y = random_batch[0].requires_grad_(), random_batch[1]
+    loss = make_loss(name)
+    inputs = [x, *loss.parameters()]
+    value = loss(x, y)
+    first = torch.autograd.grad(value, inputs, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(value, inputs), first, rtol=0.0, atol=0.0)
+
+
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Elements of every new tensor that is no view of an input."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.new: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.new[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return result
+
+
+def new_sizes(loss: nn.Module, x: Tensor, y: Tensor) -> list[int]:
+    inputs = [x, *loss.parameters()]
+    known = {t.untyped_storage().data_ptr() for t in inputs}
+    with Sizes() as sizes:
+        loss(x, y).backward()
+    return [size for pointer, size in sizes.new.items() if pointer not in known]
+
+
+@pytest.mark.parametrize("name", [*PROXY, *WITH_PLUGIN])
+def test_streaming_memory_is_bounded(name: str, make_loss: Make) -> None:
+    """Nothing of size batch x classes exists; the largest new tensor is the proxies' gradient."""
+    batch, n_classes, dim = 64, 3000, 16
+    x = torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = make_loss(name, n_classes=n_classes, dim=dim, dtype=torch.float32)
+    set_budget(loss, Budget(keep_bytes=0, block_bytes=2**14))
+    proxies = next(loss.parameters()).numel()
+    sizes = new_sizes(loss, x, torch.arange(batch) * 40)
+    assert max(sizes) == proxies
+    assert max([s for s in sizes if s != proxies]) <= max(2 * 2**14, proxies // 2)
+
+
+@pytest.mark.parametrize("name", PROXY)
+def test_no_copy_of_the_proxies(name: str, make_loss: Make) -> None:
+    """Norms per row, not a normalised copy: gradients alone are as large as the proxies."""
+    x = torch.randn(6, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = make_loss(name, n_classes=3000, dim=64, dtype=torch.float32)
+    proxies = next(loss.parameters()).numel()
+    sizes = new_sizes(set_budget(loss, Budget(block_bytes=2**13)), x, torch.arange(6))
+    # SoftTriple adds a second gradient, its regulariser's, before they are summed.
+    assert sum(s >= proxies for s in sizes) <= (3 if name == "soft_triple" else 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_survives_pickling_and_loading(name: str, make_loss: Make, random_batch: Batch) -> None:
+    loss = make_loss(name)
+    twin = make_loss(name)
+    for parameter in twin.parameters():
+        nn.init.normal_(parameter)
+    buffer = io.BytesIO()
+    torch.save(loss.state_dict(), buffer)
+    buffer.seek(0)
+    twin.load_state_dict(torch.load(buffer, weights_only=True))
+    wanted = gradients(loss, *random_batch)
+    torch.testing.assert_close(gradients(twin, *random_batch), wanted, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(
+        gradients(copy.deepcopy(loss), *random_batch), wanted, rtol=0.0, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("name", [*PROXY, *WITH_PLUGIN])
+def test_seed_decides_the_start(name: str) -> None:
+    def start(seed: int) -> Tensor:
+        knobs: dict[str, Any] = {
+            k: {"float": 0.5, "int": 2}.get(i.type.__name__, i.default)
+            for k, i in loss_knobs(name).items()
+            if i.required
+        }
+        proxies = build_loss(name, n_classes=9, dim=400, seed=seed, **knobs).proxies
+        assert isinstance(proxies, Tensor)
+        return proxies.detach()
+
+    torch.testing.assert_close(start(1), start(1), rtol=0.0, atol=0.0)
+    assert not torch.equal(start(1), start(2))
+    lengths = start(1).norm(dim=-1)
+    assert ((lengths > 0.8) & (lengths < 1.2)).all()
+
+
+def test_annealing_ends_at_the_temperature(make_loss: Make, random_batch: Batch) -> None:
+    annealed = make_loss("norm_softmax", temperature_mode="annealed", anneal_ratio=8.0)
+    fixed = make_loss("norm_softmax")
+    hot = make_loss("norm_softmax", temperature=0.05 * 8)
+    middle = make_loss("norm_softmax", temperature=0.05 * 8**0.5)
+    for fraction, other in ((0.0, hot), (0.5, middle), (1.0, fixed)):
+        set_progress(annealed, fraction)
+        torch.testing.assert_close(annealed(*random_batch), other(*random_batch))
+
+
+def test_learned_scale_starts_at_the_temperature(make_loss: Make, random_batch: Batch) -> None:
+    learned = make_loss("norm_softmax", temperature_mode="learned", dtype=torch.float64)
+    torch.testing.assert_close(
+        learned(*random_batch), make_loss("norm_softmax")(*random_batch), rtol=1e-6, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_knobs_are_described_and_checked(name: str) -> None:
+    known = loss_knobs(name)
+    required = [k for k, info in known.items() if info.required]
+    with pytest.raises(ValueError, match="known:") as unknown:
+        build_loss(name, n_classes=3, dim=4, no_such_knob=1.0)
+    assert all(knob in str(unknown.value) for knob in known)
+    if required:
+        with pytest.raises(ValueError, match=f"missing.*{required[0]}"):
+            build_loss(name, n_classes=3, dim=4)
+    numeric = next(k for k, info in known.items() if info.type is float)
+    for wrong in ("1.0", True, float("nan"), float("inf"), None):
+        knobs: dict[str, Any] = {**dict.fromkeys(required, 1.0), numeric: wrong}
+        with pytest.raises(ValueError, match=numeric):
+            build_loss(name, n_classes=3, dim=4, **knobs)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_wrong_batches_are_refused(name: str, make_loss: Make) -> None:
+    loss = make_loss(name, n_classes=3, dim=4, dtype=torch.float32)
+    x, y = torch.ones(2, 4), torch.tensor([0, 1])
+    for wrong_x, wrong_y, words in (
+        (x, torch.tensor([0, 3]), r"\[0, 3\)"),
+        (x, torch.tensor([-1, 0]), r"\[0, 3\)"),
+        (x, y[:1], "int64"),
+        (x, y.float(), "int64"),
+        (x[:, :3], y, "shape"),
+        (x[:0], y[:0], "shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            loss(wrong_x, wrong_y)
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'proxy_anchor'"):
+        build_loss("proxy_ancor", n_classes=3, dim=4)
+    with pytest.raises(ValueError, match="no proxies"):
+        loss_knobs("triplet+synthesis")
+    with pytest.raises(ValueError, match="n_classes >= 1"):
+        build_loss("proxy_anchor", n_classes=0, dim=4, alpha=32.0, delta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "words"),
+    [
+        ("proxy_anchor", {"alpha": 0.0, "delta": 0.1}, "alpha > 0"),
+        ("norm_softmax", {"temperature": 0.0}, "temperature > 0"),
+        ("norm_softmax", {"temperature": 0.1, "temperature_mode": "warm"}, "one of"),
+        ("norm_softmax", {"temperature": 0.1, "proxies_per_class": 0}, "At least one"),
+        ("norm_softmax", {"temperature": 0.1, "proxies_per_class": 1.5}, "whole"),
+        ("norm_softmax", {"temperature": 0.1, "label_smoothing": 1.0}, "label_smoothing < 1"),
+        ("norm_softmax", {"temperature": 0.1, "anneal_ratio": 0.5}, "anneal_ratio >= 1"),
+        ("arcface", {"gamma": 64.0, "m": 28.6}, "radians"),
+        ("circle_pair", {"gamma": 80.0, "m": 0.4, "reduction": "sum"}, "one of"),
+        ("triplet", {"margin": 0.1, "mining": "soft"}, "one of"),
+        ("margin", {"margin": 0.1, "learn_beta": 1}, "true or false"),
+        (
+            "proxy_anchor+synthesis",
+            {"alpha": 32.0, "delta": 0.1, "synthesis_alpha": 0.0, "synthesis_mu": 1.0},
+            "synthesis_alpha > 0",
+        ),
+        (
+            "proxy_anchor+synthesis",
+            {"alpha": 32.0, "delta": 0.1, "synthesis_alpha": 0.4, "synthesis_mu": -1.0},
+            "synthesis_mu >= 0",
+        ),
+    ],
+)
+def test_impossible_values_are_refused(name: str, knobs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build_loss(name, n_classes=5, dim=4, **knobs)

@@ -1,0 +1,145 @@
+"""What does each proxy see of the batch, summed over all proxies?
+
+Proxy-Anchor turns the sums round: every proxy takes a log-sum-exp over the samples of the batch,
+so a block of proxies is complete in itself and only one number, the sum over proxies, has to be
+combined over blocks and over ranks (`Reducer`). The own similarities, one per sample, leave as a
+vector: what pulls is a matter of the batch alone, and is left to ordinary autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainables.losses.blocks import (
+    ALONE,
+    Block,
+    Budget,
+    Reducer,
+    Segment,
+    compute_dtype,
+    cut,
+    inverse_norms,
+    iterate,
+    own_similarities_fit,
+)
+
+
+def anchor_scores(
+    embeddings: Tensor,
+    labels: Tensor,
+    segments: Sequence[Segment],
+    *,
+    alpha: float,
+    delta: float,
+    budget: Budget | None = None,
+    reducer: Reducer = ALONE,
+) -> tuple[Tensor, Tensor]:
+    """(push, positive): sum_p log(1 + sum_{x not of p} exp(alpha (s + delta))), and s(x, p_y).
+
+    `push` is a scalar, `positive` a vector over the batch; differentiable once with respect to
+    the embeddings and every segment's proxies, (classes, dim).
+    """
+    options = _Options(alpha, delta, budget or Budget(), reducer)
+    firsts = [segment.first for segment in segments]
+    proxies = [segment.proxies for segment in segments]
+    with torch.autocast(embeddings.device.type, enabled=False):
+        push, positive = _AnchorScores.apply(  # type: ignore[no-untyped-call]
+            embeddings, labels, options, firsts, *proxies
+        )
+    return push, positive
+
+
+@dataclass(frozen=True)
+class _Options:
+    alpha: float
+    delta: float
+    budget: Budget
+    reducer: Reducer
+
+
+class _AnchorScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        labels: Tensor,
+        options: _Options,
+        firsts: list[int],
+        *proxies: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = compute_dtype(embeddings, *proxies)
+        segments = [Segment(first, p) for first, p in zip(firsts, proxies, strict=True)]
+        size = torch.finfo(dtype).bits // 8
+        x = embeddings.to(dtype)
+        inverse_x = inverse_norms(x)
+        x = x * inverse_x[:, None]
+        keep = own_similarities_fit(segments, len(x), size, options.budget)
+        push, positive = x.new_zeros(()), torch.zeros_like(inverse_x)
+        blocks = cut(segments, labels, item_bytes=size, budget=options.budget)
+        kept, per_proxy = [], []
+        for block, p in iterate(blocks, proxies, dtype):
+            inverse_p = inverse_norms(p)
+            cosines = (x @ p.T).mul_(inverse_p)
+            positive[block.rows] = cosines[block.rows, block.columns]
+            per_proxy.append(_soft_maximum(cosines, block, options))
+            push += per_proxy[-1].sum()
+            kept.append((cosines if keep else None, inverse_p))
+        options.reducer.sum_(push)
+        options.reducer.sum_(positive)
+        ctx.save_for_backward(x, inverse_x, *proxies)
+        ctx.blocks, ctx.kept, ctx.per_proxy, ctx.options = blocks, kept, per_proxy, options
+        ctx.input_dtype = embeddings.dtype
+        return push, positive
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, inverse_x, *proxies = ctx.saved_tensors
+        options: _Options = ctx.options
+        grad_push, grad_positive = (g.to(x.dtype) for g in grads)
+        needs = ctx.needs_input_grad[4:]
+        grad_proxies = [
+            torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
+        ]
+        grad_x = torch.zeros_like(x)
+        with torch.autocast(x.device.type, enabled=False):
+            for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
+                cosines, inverse_p = ctx.kept[number]
+                # Kept cosines are used up; a second backward computes them again.
+                ctx.kept[number] = (None, inverse_p)
+                if cosines is None:
+                    cosines = (x @ p.T).mul_(inverse_p)
+                shift = options.alpha * options.delta - ctx.per_proxy[number]
+                g = torch.add(shift, cosines, alpha=options.alpha).exp_()
+                g.mul_(grad_push * options.alpha)
+                g[block.rows, block.columns] = grad_positive[block.rows]
+                # A normalised proxy moves only sideways: subtract its share along itself.
+                along = cosines.mul_(g).sum(dim=0).mul_(inverse_p).mul_(inverse_p)
+                g.mul_(inverse_p)
+                grad_x.addmm_(g, p)
+                grad = grad_proxies[block.segment]
+                if grad is not None:
+                    _write(grad[block.start : block.stop], g, x, p, along)
+        options.reducer.sum_(grad_x)
+        along_x = (grad_x * x).sum(dim=1, keepdim=True)
+        grad_x.addcmul_(x, along_x, value=-1.0).mul_(inverse_x[:, None])
+        return grad_x.to(ctx.input_dtype), None, None, None, *grad_proxies
+
+
+def _soft_maximum(cosines: Tensor, block: Block, options: _Options) -> Tensor:
+    """log(1 + sum exp(alpha (s + delta))) of each proxy over the samples of other classes."""
+    z = torch.add(cosines.new_tensor(options.alpha * options.delta), cosines, alpha=options.alpha)
+    z[block.rows, block.columns] = -torch.inf
+    maximum = z.amax(dim=0).clamp_(min=0.0)  # exp(0) is the 1 in log(1 + sum)
+    return z.sub_(maximum).exp_().sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)
+
+
+def _write(out: Tensor, g: Tensor, x: Tensor, p: Tensor, along: Tensor) -> None:
+    if out.dtype == x.dtype:
+        torch.mm(g.T, x, out=out).addcmul_(p, along[:, None], value=-1.0)
+    else:
+        out.copy_((g.T @ x).addcmul_(p, along[:, None], value=-1.0))

@@ -1,0 +1,144 @@
+"""How does a loss walk over more proxies than fit beside the batch?
+
+Proxies come as *segments*: a first class number and a tensor of proxies of consecutive classes,
+(classes, dim) or (classes, K, dim). The trained proxies are one segment, synthetic ones another,
+and a rank that owns a shard passes just its own. A walk cuts segments into blocks small enough for
+the cache, so that a block's similarities are read while they are still warm.
+
+The seam for several ranks is `Reducer`: whatever a core sums or maximises over blocks it then
+sums or maximises over ranks through the reducer it is given. `ALONE` does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Segment(NamedTuple):
+    """Proxies of the classes `first`, `first + 1`, ...: (classes, dim) or (classes, K, dim)."""
+
+    first: int
+    proxies: Tensor
+
+
+class Reducer(Protocol):
+    """Combines partial results of class shards; both methods work in place.
+
+    A core calls these with per-sample vectors or scalars in forward, and once in backward with the
+    gradient of the embeddings, (batch, dim). Every rank must hold the same embeddings and labels.
+    """
+
+    def maximum_(self, partial: Tensor) -> None:
+        """Replace by the elementwise maximum over all shards."""
+
+    def sum_(self, partial: Tensor) -> None:
+        """Replace by the sum over all shards."""
+
+
+class _Alone:
+    """One shard holds all classes: there is nothing to combine."""
+
+    def maximum_(self, partial: Tensor) -> None:
+        return None
+
+    def sum_(self, partial: Tensor) -> None:
+        return None
+
+
+ALONE: Reducer = _Alone()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much memory the similarities of a batch with all proxies may take.
+
+    Args:
+        keep_bytes: Up to here the similarities are kept from forward to backward (3 matrix
+            products). Above it nothing of size batch x classes exists at any time and
+            backward computes the similarities again (4 products).
+        block_bytes: Size of one block of similarities; 0 chooses by device.
+    """
+
+    keep_bytes: int = 256 * 2**20
+    block_bytes: int = 0
+
+
+class Block(NamedTuple):
+    """Consecutive rows of one segment, and the samples whose own class is among them.
+
+    `rows[i]` is a sample of the batch, `columns[i]` its class counted from the block's start.
+    """
+
+    segment: int
+    start: int
+    stop: int
+    rows: Tensor
+    columns: Tensor
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest dtype among the tensors, at least float32: halves are only storage."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def cut(
+    segments: Sequence[Segment], labels: Tensor, *, item_bytes: int, budget: Budget
+) -> list[Block]:
+    """Blocks that cover all segments; each sample is listed in the one block of its class."""
+    order = torch.argsort(labels)
+    ordered = labels[order]
+    edges: list[tuple[int, int, int]] = []
+    for index, (_, proxies) in enumerate(segments):
+        width = _block_width(proxies, len(labels) * item_bytes, budget)
+        edges += [
+            (index, start, min(start + width, len(proxies)))
+            for start in range(0, len(proxies), width)
+        ]
+    lows = torch.tensor([segments[i].first + start for i, start, _ in edges])
+    highs = torch.tensor([segments[i].first + stop for i, _, stop in edges])
+    # One transfer for all blocks: asking each block for its samples would stall a GPU each time.
+    bounds = torch.searchsorted(ordered, torch.cat([lows, highs]).to(ordered)).tolist()
+    blocks = []
+    for number, (index, start, stop) in enumerate(edges):
+        rows = order[bounds[number] : bounds[number + len(edges)]]
+        columns = labels[rows] - (segments[index].first + start)
+        blocks.append(Block(index, start, stop, rows, columns))
+    return blocks
+
+
+def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
+    per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
+    block_bytes = budget.block_bytes or (2**20 if proxies.device.type == "cpu" else 64 * 2**20)
+    return max(1, block_bytes // max(per_class, 1))
+
+
+def inverse_norms(vectors: Tensor) -> Tensor:
+    """1 / length of each row; 0 for a zero vector, which then has no direction and no gradient."""
+    norms = torch.linalg.vector_norm(vectors, dim=-1)
+    # The inner choice keeps the gradient of 1 / 0 out of backward.
+    present = norms > 0
+    return torch.where(present, torch.where(present, norms, 1.0).reciprocal(), 0.0)
+
+
+def own_similarities_fit(
+    segments: Sequence[Segment], batch: int, item_bytes: int, budget: Budget
+) -> bool:
+    """Whether batch x proxies similarities may be kept for backward."""
+    proxies = sum(p.shape[0] * (p.shape[1] if p.dim() == 3 else 1) for _, p in segments)
+    return batch * proxies * item_bytes <= budget.keep_bytes
+
+
+def iterate(
+    blocks: Sequence[Block], proxies: Sequence[Tensor], dtype: torch.dtype
+) -> Iterator[tuple[Block, Tensor]]:
+    """Each block with its proxies in the compute dtype (a view where they already have it)."""
+    for block in blocks:
+        yield block, proxies[block.segment][block.start : block.stop].to(dtype)

@@ -1,0 +1,74 @@
+"""How do the scores of a batch against all classes become a softmax-type loss?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from trainables.losses.blocks import Budget, Segment
+from trainables.losses.class_core import Rule, class_scores
+from trainables.losses.scale import Scale
+
+Positive = Callable[[Tensor], Tensor]
+
+
+class ClassHead(nn.Module):
+    """Mean over the batch of -log(own class's share), for any margin on the own class.
+
+    With n = log-sum-exp over the wrong classes and p the own logit: log(1 + exp(n - p)), or
+    n - p where the own class is left out of the sum (classic Proxy-NCA; may be negative).
+
+    Args:
+        scale: Factor of every logit.
+        rule: How proxies become logits of wrong classes.
+        positive: Own similarity -> own logit before scaling (the margin); None is the identity.
+        own_in_sum: Whether the own class is in the denominator.
+        label_smoothing: Target mass spread evenly over the wrong classes (the convention of the
+            Proxy-NCA reference code: the own class keeps 1 - smoothing, not a share more).
+        budget: Memory for similarities.
+    """
+
+    def __init__(
+        self,
+        scale: Scale,
+        *,
+        rule: Rule | None = None,
+        positive: Positive | None = None,
+        own_in_sum: bool = True,
+        label_smoothing: float = 0.0,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= label_smoothing < 1.0:
+            raise ValueError(f"`0 <= label_smoothing < 1` must hold, but got {label_smoothing}.")
+        self.scale, self.rule, self.positive = scale, rule or Rule(), positive
+        self.own_in_sum, self.label_smoothing = own_in_sum, label_smoothing
+        self.budget = budget or Budget()
+
+    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
+        """The loss over all segments, which together hold every class once."""
+        scale = self.scale()
+        scores = class_scores(
+            embeddings,
+            labels,
+            segments,
+            scale,
+            rule=self.rule,
+            with_total=self.label_smoothing > 0,
+            budget=self.budget,
+        )
+        own = scores.positive if self.positive is None else self.positive(scores.positive)
+        own = own * scale
+        n_classes = sum(len(segment.proxies) for segment in segments)
+        return self._losses(scores.negatives, own, scores.total, n_classes).mean()
+
+    def _losses(self, negatives: Tensor, own: Tensor, total: Tensor, n_classes: int) -> Tensor:
+        if self.label_smoothing > 0 and n_classes > 1:
+            sum_ = torch.logaddexp(negatives, own) if self.own_in_sum else negatives
+            spread = self.label_smoothing / (n_classes - 1)
+            return sum_ - (1.0 - self.label_smoothing) * own - spread * total
+        if self.own_in_sum:
+            return torch.logaddexp(negatives - own, torch.zeros_like(own))
+        return negatives - own

@@ -1,0 +1,34 @@
+"""NormSoftmax and NormFace: cross-entropy over cosines at one temperature.
+
+Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019,
+arXiv:1811.12649 (fixed temperature); Wang et al., "NormFace", ACM MM 2017, arXiv:1704.06369
+(learned scale: `temperature_mode="learned"`).
+"""
+
+from __future__ import annotations
+
+from trainables.losses.class_core import Rule
+from trainables.losses.class_head import ClassHead
+from trainables.losses.proxy_loss import ProxyLoss, Setup
+from trainables.losses.scale import Scale, ScaleMode
+
+
+def norm_softmax(
+    setup: Setup,
+    *,
+    temperature: float,
+    temperature_mode: ScaleMode = "fixed",
+    anneal_ratio: float = 4.0,
+    label_smoothing: float = 0.0,
+    proxies_per_class: int = 1,
+) -> ProxyLoss:
+    """Cross-entropy of cosine / temperature."""
+    if not temperature > 0:
+        raise ValueError(f"`temperature > 0` must hold, but got {temperature}.")
+    head = ClassHead(
+        Scale(1.0 / temperature, mode=temperature_mode, ratio=anneal_ratio),
+        rule=Rule(),
+        label_smoothing=label_smoothing,
+        budget=setup.budget,
+    )
+    return ProxyLoss(setup, head, proxies_per_class=proxies_per_class)

@@ -1,0 +1,101 @@
+"""Any loss of pytorch-metric-learning, as `pml:ClassName` (an optional extra)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainables.losses.knobs import KnobInfo
+from trainables.losses.proxy_loss import Setup, check_batch
+
+PREFIX = "pml:"
+
+# Filled in from the data set and the embedding, not by a user.
+_CLASSES, _DIM = "num_classes", "embedding_size"
+
+
+class PmlLoss(nn.Module):
+    """A loss of pytorch-metric-learning called as ours; its parameters are the proxies' group."""
+
+    def __init__(self, setup: Setup, loss: nn.Module) -> None:
+        super().__init__()
+        self.n_classes, self.dim, self.loss = setup.n_classes, setup.dim, loss
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss of (batch, dim) embeddings with int64 labels."""
+        check_batch(embeddings, labels, n_classes=self.n_classes, dim=self.dim)
+        value: Tensor = self.loss(embeddings, labels)
+        return value
+
+
+def build_pml(name: str, setup: Setup, knobs: dict[str, Any]) -> PmlLoss:
+    """The loss `pml:ClassName` with its own constructor's arguments as knobs.
+
+    Raises:
+        ValueError: The library is missing, has no such loss, or refuses the arguments.
+    """
+    cls = _class(name)
+    given = {_CLASSES: setup.n_classes, _DIM: setup.dim}
+    own = inspect.signature(cls.__init__).parameters
+    # A sampler may give 4.0 for what the library takes as a count.
+    knobs = {
+        k: int(v) if type(own[k].default) is int and v == int(v) else v for k, v in knobs.items()
+    }
+    try:
+        loss = cls(**{k: v for k, v in given.items() if k in own}, **knobs)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ValueError(f"{name} refuses {knobs}: {error}") from error
+    return PmlLoss(setup, loss)
+
+
+def pml_knobs(name: str) -> dict[str, KnobInfo]:
+    """The plain arguments (numbers, flags, words) of the class's constructor.
+
+    Numbers are typed as floats: a default written `4` says nothing about `4.5`.
+    """
+    knobs = {}
+    for parameter in list(inspect.signature(_class(name).__init__).parameters.values())[1:]:
+        default, required = parameter.default, parameter.default is inspect.Parameter.empty
+        if parameter.name in (_CLASSES, _DIM) or parameter.kind in (
+            inspect.Parameter.VAR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        ):
+            continue
+        if not (required or isinstance(default, bool | int | float | str)):
+            continue
+        kind = type(default) if isinstance(default, bool | str) else float
+        knobs[parameter.name] = KnobInfo(kind, required, None if required else default)
+    return knobs
+
+
+def _class(name: str) -> type[nn.Module]:
+    known = _losses()
+    title = name.removeprefix(PREFIX)
+    names = sorted(
+        key
+        for key, value in vars(known).items()
+        if inspect.isclass(value) and issubclass(value, nn.Module) and not key.startswith("Base")
+    )
+    if title not in names:
+        close = difflib.get_close_matches(title, names, n=1)
+        hint = f"did you mean {PREFIX + close[0]!r}? " if close else ""
+        raise ValueError(
+            f"pytorch-metric-learning has no loss {title!r}; {hint}known: {', '.join(names)}."
+        )
+    found: type[nn.Module] = getattr(known, title)
+    return found
+
+
+def _losses() -> ModuleType:
+    try:
+        return importlib.import_module("pytorch_metric_learning.losses")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "Losses `pml:...` need pytorch-metric-learning, which is not installed; "
+            "install the extra: pip install 'dml-study[pml]'."
+        ) from error

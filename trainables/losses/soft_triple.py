@@ -1,0 +1,61 @@
+"""SoftTriple: several centres per class, softly chosen, and drawn together when not needed.
+
+Qian et al., ICCV 2019, arXiv:1909.05235, eq. 8 with its regulariser; parameters as in the authors'
+code, where gamma is a temperature (0.1) of the choice among centres.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from trainables.losses.am_softmax import CosineMargin
+from trainables.losses.blocks import Segment
+from trainables.losses.centre_spread import centre_spread
+from trainables.losses.class_core import Rule
+from trainables.losses.class_head import ClassHead
+from trainables.losses.proxy_loss import ProxyLoss, Setup
+from trainables.losses.scale import Scale
+
+
+class SoftTripleHead(nn.Module):
+    """Cross-entropy of the pooled similarities plus tau times the spread of the centres.
+
+    Only trained centres are drawn together; synthetic classes have no centres of their own.
+    """
+
+    def __init__(self, classes: ClassHead, *, tau: float) -> None:
+        super().__init__()
+        self.classes, self.tau = classes, tau
+
+    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
+        """The loss over all segments, which together hold every class once."""
+        loss: Tensor = self.classes(embeddings, labels, segments)
+        centres = segments[0].proxies
+        if self.tau == 0 or centres.dim() == 2:
+            return loss
+        return loss + self.tau * centre_spread(centres)
+
+
+def soft_triple(
+    setup: Setup,
+    *,
+    lambda_: float,
+    gamma: float,
+    tau: float,
+    delta: float,
+    centers: int,
+    label_smoothing: float = 0.0,
+) -> ProxyLoss:
+    """Cross-entropy of lambda (S_c - delta [own class]) + tau R, S_c over `centers` per class."""
+    if not gamma > 0:
+        raise ValueError(f"`gamma > 0` (a temperature) must hold, but got {gamma}.")
+    if not tau >= 0:
+        raise ValueError(f"`tau >= 0` must hold, but got {tau}.")
+    head = ClassHead(
+        Scale(lambda_),
+        rule=Rule(centre_temperature=gamma),
+        positive=CosineMargin(delta),
+        label_smoothing=label_smoothing,
+        budget=setup.budget,
+    )
+    return ProxyLoss(setup, SoftTripleHead(head, tau=tau), proxies_per_class=centers)
