@@ -270,9 +270,7 @@ class Posterior:
         offset = rng.standard_normal(count)
         joint = _Waves.draw(rng, self.inputs.shape[1], _FEATURES, count, fitted.joint)
         alone = [
-            _Waves.draw(
-                rng, len(self.encoding.columns_of(g)), _ALONE_FEATURES, count, fitted.alone
-            )
+            _Waves.draw(rng, len(self.encoding.columns_of(g)), _ALONE_FEATURES, count, fitted.alone)
             for g in range(fitted.groups)
         ]
         prior = joint(self.inputs) + offset

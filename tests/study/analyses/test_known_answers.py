@@ -88,9 +88,7 @@ def test_log_knobs_count_on_their_own_scale_where_optuna_does_not() -> None:
     spaces = table.spaces["a"].distributions
     for row in table.of("a").to_dict("records"):
         point = {k: row["knob." + k] for k in spaces}
-        study.add_trial(
-            optuna.create_trial(params=point, distributions=spaces, value=row["score"])
-        )
+        study.add_trial(optuna.create_trial(params=point, distributions=spaces, value=row["score"]))
     theirs = optuna.importance.get_param_importances(
         study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
     )
