@@ -7,7 +7,9 @@ needs torch and MLflow but nothing of this project, and loading it runs no pickl
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +88,7 @@ def log_model(
         version already keeps it.
     """
     uri = with_driver(uri)
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
     with reader_settings(), _using(uri), tempfile.TemporaryDirectory() as folder:
         run_id, experiment_id = _run_of(client, study, trial)
         for version in client.search_model_versions(f"name = '{study}'"):
@@ -166,14 +168,17 @@ def _run_of(client: MlflowClient, study: str, trial: str) -> tuple[str, str]:
 @contextlib.contextmanager
 def _using(uri: str) -> Iterator[None]:
     """MLflow logs models to the process's tracking URI only: lend it ours."""
-    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+    variable = "MLFLOW_TRACKING_URI"  # which MLflow sets too, for processes started later
+    before = os.environ.get(variable)
     mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
     try:
-        yield
+        with warnings.catch_warnings():  # about hints and examples, which a signature makes idle
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        mlflow.set_tracking_uri(before[0])
-        mlflow.set_registry_uri(before[1])
+        mlflow.set_tracking_uri(None)
+        if before is not None:
+            os.environ[variable] = before
 
 
 def _requirements() -> list[str]:

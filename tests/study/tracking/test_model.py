@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -48,13 +51,13 @@ def store(finished: Path, tmp_path: Path) -> Path:
 def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
     uri, network = default_uri(store), _network()
     inputs = Images(height=24, width=20)
-    before = mlflow.get_tracking_uri()
-    fields = {"study": "groceries", "trial": "circle-0008"}
-    address = log_model(uri, network=network, inputs=inputs, tags={"loss": "circle"}, **fields)
+    before = mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")
+    log = partial(log_model, uri, study="groceries", trial="circle-0008", inputs=inputs)
+    address = log(network=network, tags={"loss": "circle"})
     assert address == "models:/groceries/1"
-    assert log_model(uri, network=network, inputs=inputs, **fields) == address
-    assert mlflow.get_tracking_uri() == before
-    version = MlflowClient(uri, uri).get_model_version("groceries", "1")
+    assert log(network=network) == address
+    assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")) == before
+    version = MlflowClient(uri).get_model_version("groceries", "1")
     run = MlflowClient(uri).get_run(version.run_id)
     assert run.data.tags["dml.trial"] == "circle-0008"
     assert (run.info.status, run.info.end_time) == ("FINISHED", 1_800_000_017_000)
@@ -91,25 +94,21 @@ def _in_another_process(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """The answer of `mlflow models serve`, run where this project cannot be imported."""
     port = free_port()
-    environment = {
-        **os.environ,
-        "MLFLOW_TRACKING_URI": uri,
-        "PYTHONPATH": "",
-        "OMP_NUM_THREADS": "1",
-    }
+    ours = {"MLFLOW_TRACKING_URI": uri, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", address, "--host"]
+    log = (folder / "serve.log").open("wb")
     server = subprocess.Popen(
         [*command, "127.0.0.1", "--port", str(port), "--env-manager", "local"],
-        env=environment,
+        env={**os.environ, **ours},
         cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
         start_new_session=True,
     )
     try:
         end = time.monotonic() + 120.0
         while True:
-            assert server.poll() is None
+            assert server.poll() is None, (folder / "serve.log").read_text()
             assert time.monotonic() < end
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0)
@@ -118,11 +117,13 @@ def _in_another_process(
                 time.sleep(0.2)
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/invocations",
-            data=json.dumps({"inputs": {"images": images.tolist()}}).encode(),
+            data=json.dumps({"inputs": images.tolist()}).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60.0) as answer:
             return np.array(json.load(answer)["predictions"])
     finally:
-        os.killpg(server.pid, 15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait()
+        log.close()
