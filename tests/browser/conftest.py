@@ -32,6 +32,7 @@ class Browser:
         self._shots = shots
         self._number = 0
         self.errors: list[str] = []
+        self.contexts: dict[int, int] = {}
         self._session, self._socket = self._loop.run_until_complete(self._connect(address))
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
@@ -52,10 +53,11 @@ class Browser:
         self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=address)
 
-    def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+    def evaluate(self, script: str, *, context: int | None = None) -> Any:
+        """The value of a JavaScript expression in the page, or in a context (a frame) of it."""
+        where = {} if context is None else {"contextId": context}
         answer = self.send(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, **where
         )
         return answer["result"].get("value")
 
@@ -79,8 +81,8 @@ class Browser:
 
     def click(self, script: str) -> None:
         """Click in the middle of the element an expression gives."""
-        where = f"(() => {{const r = ({script}).getBoundingClientRect(); return [r.x+r.width/2, r.y+r.height/2]}})()"
-        x, y = self.evaluate(where)
+        middle = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
+        x, y = self.evaluate(f"{middle}(({script}).getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
             self.send(
                 "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
@@ -117,7 +119,14 @@ class Browser:
 
     def _listen(self, message: dict[str, Any]) -> None:
         method, params = message.get("method"), message.get("params", {})
-        if method == "Runtime.exceptionThrown":
+        if method == "Runtime.executionContextCreated":
+            number = params["context"]["id"]
+            self.contexts[number] = number
+        elif method == "Runtime.executionContextDestroyed":
+            self.contexts.pop(params["executionContextId"], None)
+        elif method == "Runtime.executionContextsCleared":
+            self.contexts.clear()
+        elif method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description", details["text"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] == "error":

@@ -94,7 +94,8 @@ def _in_another_process(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """The answer of `mlflow models serve`, run where this project cannot be imported."""
     port = free_port()
-    ours = {"MLFLOW_TRACKING_URI": uri, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ours = {"MLFLOW_TRACKING_URI": uri, "PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", address, "--host"]
     log = (folder / "serve.log").open("wb")
     server = subprocess.Popen(
