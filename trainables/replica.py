@@ -69,11 +69,11 @@ class Replica:
         fold: int,
         device: torch.device,
     ) -> None:
-        self._settings, self._task, self._device = spec.settings, task, device
+        self._settings, self.task, self.device = spec.settings, task, device
         self._recall_at = spec.recall_at
         self._stream = derive(seed, "fold", fold)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
-        self.model, self._augment = self._build_model(bench)
+        self.model, self.augment = self._build_model(bench)
         self.loss = self._build_loss(spec, n_classes=len(classes))
         self.optimizer = build_optimizer(self.model, self.loss, spec.settings)
 
@@ -117,8 +117,8 @@ class Replica:
 
     def score(self) -> dict[str, float]:
         """Retrieval metrics on the classes that were not trained on."""
-        vectors = embed(self.model, self._task.score, self._augment, self._device)
-        return score_vectors(vectors, self._task.score, self._recall_at)
+        vectors = embed(self.model, self.task.score, self.augment, self.device)
+        return score_vectors(vectors, self.task.score, self._recall_at)
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes in training."""
@@ -140,11 +140,11 @@ class Replica:
             seed=derive(self._stream, "backbone"), bn_freeze=settings.bn_freeze
         )
         augment = bench.augment(settings.augment, backbone) if backbone else None
-        width = backbone.num_features if backbone else self._task.train.items.shape[1]
+        width = backbone.num_features if backbone else self.task.train.items.shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self._stream, "head"))
             model = EmbeddingModel(backbone, int(width), settings)
-        return model.to(self._device), augment
+        return model.to(self.device), augment
 
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -152,7 +152,7 @@ class Replica:
             knobs: dict[str, Any] = dict(spec.loss_knobs)
             dim = spec.settings.embedding_dim
             loss = build_loss(spec.loss, n_classes=n_classes, dim=dim, **knobs)
-        return loss.to(self._device)
+        return loss.to(self.device)
 
     def _start_epoch(self, epoch: int, seed: int) -> None:
         settings = self._settings
@@ -171,9 +171,9 @@ class Replica:
         )
 
     def _step(self, batch: NDArray[np.int64], generator: torch.Generator) -> float:
-        items = self._task.train.items[np.sort(batch)]
-        labels = torch.from_numpy(self._labels[np.sort(batch)]).to(self._device)
-        inputs = to_inputs(items, self._augment, generator).to(self._device)
+        items = self.task.train.items[np.sort(batch)]
+        labels = torch.from_numpy(self._labels[np.sort(batch)]).to(self.device)
+        inputs = to_inputs(items, self.augment, generator).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         vectors = self.model(inputs)
         value: Tensor = self.loss(vectors, labels)

@@ -1,4 +1,4 @@
-"""Real studies on a real Ray: what was asked is in Optuna and in MLflow, once, with its true end."""
+"""Real studies on a real Ray: every trial is in Optuna and in MLflow, once, with its true end."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ProxyLoss(nn.Module):
         several = (int(proxies_per_class),) if proxies_per_class > 1 else ()
         generator = torch.Generator().manual_seed(setup.seed)
         start = torch.randn(setup.n_classes, *several, setup.dim, generator=generator)
-        self.proxies = nn.Parameter(start * setup.dim**-0.5)
+        self.proxies = nn.Parameter(start.mul_(setup.dim**-0.5))
         self.head, self.synthesis = head, synthesis
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
