@@ -57,8 +57,11 @@ class Replay:
         self._home.connect()
         self._trials = {}
         refused = 0
-        for record in records:
+        newest = {_file(record): number for number, record in enumerate(records)}
+        for number, record in enumerate(records):
             op = record.get("op")
+            if op == "artifact" and newest[_file(record)] != number:
+                continue  # a later copy of the same file follows
             if op in ("start", "epoch", "end"):
                 self._collect(record)
                 continue
@@ -203,6 +206,10 @@ class Replay:
     def _do_finish(self, record: Record) -> None:
         for key in self._home.branches():
             self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
+
+
+def _file(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(key) for key in ("path", "to", "folder"))
 
 
 def _user() -> str:

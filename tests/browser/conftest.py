@@ -84,9 +84,7 @@ class Browser:
         middle = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
         x, y = self.evaluate(f"{middle}(({script}).getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
-            self.send(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def shot(self, name: str) -> Path:
         """Save what the page looks like."""

@@ -89,7 +89,9 @@ def _trial(
 ) -> None:
     knobs: dict[str, Value] = dict(space.published[0].values)
     if 0 < number < TRIALS - 2:
-        knobs = {k: from_unit(v.distribution, generator.random()) for k, v in space.searched.items()}
+        knobs = {
+            k: from_unit(v.distribution, generator.random()) for k, v in space.searched.items()
+        }
     repeated = not 0 < number < TRIALS - 2
     origin = "published" if number == 0 else "repeat" if repeated else "sobol"
     fields: dict[str, Any] = {"anchor": "", "swept": "", "split": "validation", "knobs": knobs}
@@ -130,9 +132,10 @@ def test_the_tree_opens_to_losses_and_trials(browser: Any, shown: Shown) -> None
     browser.see("groceries", f"{len(shown.runs)} matching runs", "grocery81 (0123abcd)")
     _tidy(browser)
     for name in ("groceries", "circle"):
-        row = f"[...document.querySelectorAll('[role=row]')].find(r => r.innerText.trim() === '{name}' || r.innerText.startsWith('{name}\\n'))"
-        browser.wait(f"!!({row}) && !!({row}).querySelector('[role=button], button, svg')")
-        expand = f"({row}).querySelector('[role=button] svg, button svg, svg')"
+        link = f"[...document.querySelectorAll('[role=row] a')].find(a => a.innerText === '{name}')"
+        row = f"({link}).closest('[role=row]')"
+        browser.wait(f"!!({link}) && !!{row}.querySelector('[role=button], button, svg')")
+        expand = f"{row}.querySelector('[role=button] svg, button svg, svg')"
         browser.click(expand)
         browser.see("proxy_anchor")
     browser.see("untrained backbone", "circle-0000 γ=256 m=0.25")
@@ -144,7 +147,9 @@ def test_a_loss_has_charts(browser: Any, shown: Shown) -> None:
     browser.open(shown.page("", searchFilter='tags.loss = "circle"', compareRunsMode="CHART"))
     browser.see("map_at_r", "images_per_second", "recall_at_1")
     _tidy(browser)
-    browser.wait("document.querySelectorAll('.js-plotly-plot .trace, .js-plotly-plot path').length > 30")
+    browser.wait(
+        "document.querySelectorAll('.js-plotly-plot .trace, .js-plotly-plot path').length > 30"
+    )
     browser.shot("mlflow-charts")
     browser.open(shown.page(f"/{shown.runs['circle']}/model-metrics"))
     browser.see("map_at_r")
@@ -164,15 +169,13 @@ def test_the_parent_run_tells_what_the_study_is(browser: Any, shown: Shown) -> N
     _clean(browser)
 
 
-def test_the_report_shows_in_the_artifact_viewer_with_its_plots(
-    browser: Any, shown: Shown
-) -> None:
+def test_the_report_shows_in_the_artifact_viewer_with_its_plots(browser: Any, shown: Shown) -> None:
     browser.open(shown.page(f"/{shown.runs['groceries']}/artifacts/report/index.html"))
     browser.see("report/index.html")
     _tidy(browser)
     frame = browser.wait("!!document.querySelector('iframe')")
     assert frame
-    size = "(() => {const r = document.querySelector('iframe').getBoundingClientRect(); return r.width * r.height})()"
+    size = "(r => r.width * r.height)(document.querySelector('iframe').getBoundingClientRect())"
     browser.wait(f"{size} > 200000")
     text = _inside(browser)
     assert "Leaderboard" in text
@@ -188,7 +191,9 @@ def _inside(browser: Any) -> str:
     end = time.monotonic() + 60.0
     while time.monotonic() < end:
         for context in list(browser.contexts.values()):
-            script = "[document.body.innerText, document.querySelectorAll('svg path, canvas').length]"
+            script = (
+                "[document.body.innerText, document.querySelectorAll('svg path, canvas').length]"
+            )
             value = browser.evaluate(script, context=context)
             if value and "Leaderboard" in value[0] and value[1] > 20:
                 return str(value[0])
