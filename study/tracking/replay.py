@@ -136,10 +136,15 @@ class Replay:
     def _end(self, run: KnownRun, record: Record) -> None:
         self._home.set_status(run, names.STATUS[record["state"]], moment=record["at"])
         if record.get("best") is not None:
-            loss = self._home.known(("loss", record["loss"]))
+            self._best(record)
+
+    def _best(self, record: Record) -> None:
+        """Best scores so far, on the loss and on the study: what their charts show."""
+        loss, objective = record["loss"], record["objective"]
+        for key, name in ((("loss", loss), objective), (STUDY_KEY, f"{loss}/{objective}")):
             self._home.log_best(
-                loss,
-                key=record["objective"],
+                self._home.known(key),
+                key=name,
                 value=record["best"],
                 number=record["number"],
                 moment=record["at"],

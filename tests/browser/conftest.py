@@ -21,6 +21,8 @@ FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-quic", "--disable-extensions", "--remote-debugging-port=0"),
+    # Sandboxed frames stay in the page's own process, where their text and errors can be read.
+    *("--disable-site-isolation-trials", "--disable-features=IsolateSandboxedIframes"),
 )
 
 
