@@ -95,6 +95,12 @@ def list_studies(uri: str) -> list[StudyEntry]:
     return sorted(entries, key=lambda entry: (-entry.started, entry.name))
 
 
+def study_path(uri: str, study: str) -> str:
+    """Where MLflow's UI shows the study, to be put behind the server's address."""
+    with _asking(uri) as client:
+        return f"/#/experiments/{_find(client, study).experiment_id}"
+
+
 @contextlib.contextmanager
 def _asking(uri: str) -> Iterator[MlflowClient]:
     """A client whose failures are the user's to read: one line, no password."""

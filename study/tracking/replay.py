@@ -57,8 +57,11 @@ class Replay:
         self._home.connect()
         self._trials = {}
         refused = 0
-        for record in records:
+        newest = {_file(record): number for number, record in enumerate(records)}
+        for number, record in enumerate(records):
             op = record.get("op")
+            if op == "artifact" and newest[_file(record)] != number:
+                continue  # a later copy of the same file follows
             if op in ("start", "epoch", "end"):
                 self._collect(record)
                 continue
@@ -133,10 +136,15 @@ class Replay:
     def _end(self, run: KnownRun, record: Record) -> None:
         self._home.set_status(run, names.STATUS[record["state"]], moment=record["at"])
         if record.get("best") is not None:
-            loss = self._home.known(("loss", record["loss"]))
+            self._best(record)
+
+    def _best(self, record: Record) -> None:
+        """Best scores so far, on the loss and on the study: what their charts show."""
+        loss, objective = record["loss"], record["objective"]
+        for key, name in ((("loss", loss), objective), (STUDY_KEY, f"{loss}/{objective}")):
             self._home.log_best(
-                loss,
-                key=record["objective"],
+                self._home.known(key),
+                key=name,
                 value=record["best"],
                 number=record["number"],
                 moment=record["at"],
@@ -203,6 +211,10 @@ class Replay:
     def _do_finish(self, record: Record) -> None:
         for key in self._home.branches():
             self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
+
+
+def _file(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(key) for key in ("path", "to", "folder"))
 
 
 def _user() -> str:

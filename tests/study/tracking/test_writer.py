@@ -102,6 +102,7 @@ def test_a_failed_trial_says_why(runs: dict[str, Run]) -> None:
 def test_a_loss_shows_its_best_finished_score_so_far(runs: dict[str, Run], story: Any) -> None:
     best = max(story.metrics(number, 3)["map_at_r"] for number in (0, 1, 5, 6, 7))
     assert runs["circle"].data.metrics == {"map_at_r": best}
+    assert runs["groceries"].data.metrics["circle/map_at_r"] == best
     assert "| m | `m` | [0, 0.5] | rad | 0.1 |" in runs["circle"].data.tags["mlflow.note.content"]
 
 
