@@ -35,11 +35,8 @@ def command(
         print_json(points.to_dict("records"))
     else:
         for row in points.to_dict("records"):
-            knobs = {
-                k.removeprefix("knob."): v for k, v in row.items() if str(k).startswith("knob.")
-            }
-            known = {k: v for k, v in knobs.items() if k in plan.spaces[row["loss"]].searched}
-            words = " ".join(f"{k}={_show(v)}" for k, v in known.items())
+            knobs = table.knobs(str(row["loss"]))
+            words = " ".join(f"{k}={_show(row['knob.' + k])}" for k in knobs)
             click.echo(f"{row['loss']}  {words}  ({row['why']})")
     if not go:
         if not as_json:
