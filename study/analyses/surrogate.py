@@ -270,8 +270,9 @@ def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
 
 
 def _by_epoch(train: Samples, epochs: Array) -> Array:
-    """What the epoch alone predicts: a line in log(epoch) through the last rows."""
-    rows = train.rows(train.last)
+    """What the epoch alone predicts: a line in log(epoch) through the last (blind) rows."""
+    blind = train.last & train.blind
+    rows = train.rows(blind if blind.sum() >= 8 else train.last)
     x = np.log(rows.epochs)
     if float(np.ptp(x)) < 1e-9:
         return np.full(len(epochs), float(rows.scores.mean()))
