@@ -211,6 +211,8 @@ def _trials(
             "started": [row.started for row in rows],
         }
     )
+    # A trial that failed, was started again and went well keeps its first error's tag.
+    frame.loc[~frame["state"].isin(["diverged", "failed"]), "error"] = ""
     keys = frame["trial"]
     metrics = [name for name in curves.columns if name.startswith(METRIC)]
     # The row of the last epoch itself: a NaN there is a fact, not a gap to fill.
