@@ -16,6 +16,7 @@ from study.analyses import (
     expected_best,
     history,
     importance,
+    inflation,
     leaderboard,
     lint,
     pairs,
@@ -95,6 +96,7 @@ class Findings:
     leaderboard: pd.DataFrame
     history: pd.DataFrame
     confirmed: pd.DataFrame
+    inflation: pd.DataFrame
     paired: pd.DataFrame
     best: pd.DataFrame
     best_split: str
@@ -123,6 +125,7 @@ def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
         leaderboard=leaderboard.analyse(table),
         history=history.analyse(table),
         confirmed=comparison.confirmed(table),
+        inflation=inflation.analyse(table),
         paired=comparison.paired(table),
         best=comparison.probability_best(draws),
         best_split=split,

@@ -54,6 +54,10 @@ def _compare(findings: Findings) -> Section:
         columns = ["loss", "other", "difference", "low", "high", "p_holm", "test", "verdict"]
         caption = "Tuned losses in pairs, test scores; p corrected by Holm"
         blocks.append(Block(table=findings.paired[columns], caption=caption))
+    if len(findings.inflation):
+        names = {"best_epoch": "best epoch", "last": "last epoch"}
+        caption = "What picking the best test epoch would have added (scores here are the last's)"
+        blocks.append(Block(table=findings.inflation.rename(columns=names), caption=caption))
     if len(findings.noise_floor):
         text = "Names of one and the same function: differences below these are search noise."
         blocks.append(Block(table=findings.noise_floor, caption=f"A/A noise floor. {text}"))

@@ -355,9 +355,7 @@ def test_lint_of_results() -> None:
 
 def test_ranges_common_to_two_studies() -> None:
     def shifted(best: float) -> TrialTable:
-        problem = Problem(
-            unit_space("a", ["x", "y"]), additive([0.3, 0.0], best=best), noise=0.003
-        )
+        problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.0], best=best), noise=0.003)
         return make_table([problem], Plan(trials=50), tolerance=0.01)
 
     near = [find(shifted(0.5)), find(shifted(0.55))]

@@ -101,7 +101,9 @@ def test_the_answer_comes_first_and_in_words(demo_findings: Findings) -> None:
 
 
 def test_two_studies_compared(tmp_path: Path, demo: TrialTable) -> None:
-    small = [make_table(demo_problems()[2:], Plan(trials=24), seed=s, study=f"s{s}") for s in (0, 1)]
+    small = [
+        make_table(demo_problems()[2:], Plan(trials=24), seed=s, study=f"s{s}") for s in (0, 1)
+    ]
     paths = compare_reports(small, tmp_path, formats=("png",))
     html = paths.index.read_text("utf-8")
     assert "Stable ranges in all studies" in html
