@@ -128,6 +128,6 @@ def claim_to_dict(claim: Claim) -> dict[str, Any]:
 def claim_from_dict(data: Mapping[str, Any]) -> Claim:
     """The inverse of `claim_to_dict`."""
     test = dict(data["test"])
-    kind = _KINDS[test.pop("kind")]
+    kind: Any = _KINDS[test.pop("kind")]
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in test.items()}
     return Claim(data["name"], data["statement"], data["source"], kind(**arguments))

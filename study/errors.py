@@ -18,6 +18,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     words = sorted(map(str, known))
     close = difflib.get_close_matches(str(name), words, n=1, cutoff=0.6)
-    if close:
+    if not close and len(str(name)) >= 3:
+        close = [word for word in words if str(name) in word]
+    if len(close) == 1:
         return f"did you mean {close[0]!r}?"
     return f"known: {', '.join(words)}"

@@ -1,0 +1,5 @@
+"""`python -m study`."""
+
+from study.main import main
+
+main()

@@ -1,0 +1,68 @@
+"""How much does the seed alone move the score?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import chi2
+
+from study.analyses.samples import full_epochs, searching
+from study.table import TrialTable
+
+
+@dataclass(frozen=True)
+class SeedNoise:
+    """Standard deviation between seeds at one point.
+
+    Args:
+        sigma: Estimate; NaN when nothing was repeated.
+        low, high: 90 % interval of it.
+        freedom: Degrees of freedom (repeats less points).
+        source: `repeats` of trials, the `folds and seeds` inside trials, or `none`.
+    """
+
+    sigma: float
+    low: float
+    high: float
+    freedom: int
+    source: str
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is an estimate at all."""
+        return bool(np.isfinite(self.sigma))
+
+
+def seed_noise(table: TrialTable, loss: str | None = None) -> SeedNoise:
+    """Pooled within-point deviation over full-length validation trials (all losses for None)."""
+    losses = [loss] if loss else sorted(table.spaces)
+    squares, freedom = 0.0, 0
+    inside: list[float] = []
+    for name in losses:
+        trials = searching(table, name)
+        done = trials[(trials["epochs"] >= full_epochs(table, name)) & trials["score"].notna()]
+        for _, group in done.groupby("point", sort=True):
+            scores = group["score"].to_numpy(dtype=float)
+            if len(scores) > 1:
+                squares += float(((scores - scores.mean()) ** 2).sum())
+                freedom += len(scores) - 1
+        if "score_std" in done:
+            inside += [float(v) for v in done["score_std"].dropna()]
+    if freedom > 0:
+        return SeedNoise(*_interval(squares, freedom), freedom, "repeats")
+    if inside:
+        count = len(inside)
+        return SeedNoise(
+            *_interval(float(np.square(inside).sum()), count), count, "seeds inside trials"
+        )
+    return SeedNoise(float("nan"), float("nan"), float("nan"), 0, "none")
+
+
+def _interval(squares: float, freedom: int) -> tuple[float, float, float]:
+    low, high = chi2.ppf([0.95, 0.05], freedom)
+    return (
+        float(np.sqrt(squares / freedom)),
+        float(np.sqrt(squares / low)),
+        float(np.sqrt(squares / high)),
+    )

@@ -1,0 +1,134 @@
+"""How does the score respond to one knob, and over which values is it safe?
+
+Partial dependence of every draw (Moosbauer et al., NeurIPS 2021, give the bands' meaning), once
+averaged over the whole space and once over settings whose other knobs are good: the first tells
+what a blind user gets, the second what a careful one does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy.interpolate import CubicSpline
+from scipy.stats import qmc
+
+from search_spaces.scale import from_unit
+from study.analyses.samples import Array, Samples, snap, unit_levels
+from study.analyses.surrogate import Surrogate
+
+Region = Literal["whole", "good"]
+SURE = 0.95
+
+
+def grid_of(surrogate: Surrogate, knob: str, *, size: int = 21) -> Array:
+    """Positions a curve is drawn at: the values of a choice, a regular grid otherwise."""
+    distribution = surrogate.samples.distributions[surrogate.samples.knobs.index(knob)]
+    levels = unit_levels(distribution, most=size)
+    return np.linspace(0.0, 1.0, size) if levels is None else levels
+
+
+def background(surrogate: Surrogate, region: Region, *, n: int = 64, seed: int = 0) -> Array:
+    """Settings of the other knobs to average over.
+
+    The good ones have the highest modelled score: of 1,024 settings over the whole space and all
+    that were tried, the best 32, which is where a tuner ends.
+    """
+    samples = surrogate.samples
+    d = len(samples.knobs)
+    if region == "whole":
+        return snap(samples.distributions, qmc.Sobol(d, seed=seed).random(n))
+    wide = snap(samples.distributions, qmc.Sobol(d, seed=seed).random(1024))
+    many = np.concatenate([wide, np.unique(samples.units[~samples.diverged], axis=0)])
+    order = np.argsort(-surrogate.mean(many), kind="stable")
+    return np.asarray(many[order[: n // 2]])
+
+
+def curve_draws(surrogate: Surrogate, knob: str, grid: Array, others: Array) -> Array:
+    """Draws x grid: the score averaged over `others` with the knob set to each position."""
+    j = surrogate.samples.knobs.index(knob)
+    units = np.repeat(others[None], len(grid), axis=0)
+    units[:, :, j] = grid[:, None]
+    values = surrogate.draws(units.reshape(-1, others.shape[1]))
+    return np.asarray(values.reshape(len(values), len(grid), len(others)).mean(axis=-1))
+
+
+def supported(samples: Samples, knob: str, grid: Array, *, reach: float = 0.1) -> np.ndarray:
+    """Whether at least two trials lie within `reach` of a position (at it, for a choice)."""
+    j = samples.knobs.index(knob)
+    places = samples.units[samples.last, j]
+    if unit_levels(samples.distributions[j]) is not None:
+        reach = min(reach, 0.5 * float(np.min(np.diff(grid)))) if len(grid) > 1 else reach
+    near = (np.abs(places[None, :] - grid[:, None]) <= reach + 1e-9).sum(axis=1) >= 2
+    inside = (grid >= places.min() - 0.025) & (grid <= places.max() + 0.025)
+    return np.asarray(near & inside)
+
+
+def analyse(
+    surrogate: Surrogate, *, tolerance: float, regions: tuple[Region, ...] = ("whole", "good")
+) -> pd.DataFrame:
+    """One row per region, knob and position of the curves.
+
+    Returns:
+        `region`, `knob`, `unit`, `value`, `mean`, `low`, `high` (90 %), `supported`,
+        `probability` (that the value costs at most `tolerance` against the best value of the knob)
+        and `status`: `safe` (that is at least 95 %), `costly` (it costs more than `tolerance`
+        against the best of the mean curve with 95 %), `undetermined`, or `no data`.
+    """
+    frames = []
+    for region in regions:
+        others = background(surrogate, region)
+        frames += [_curve(surrogate, region, k, others, tolerance) for k in surrogate.samples.knobs]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _fine(surrogate: Surrogate, knob: str, others: Array) -> tuple[Array, Array]:
+    """Curves on a fine grid: smooth draws are interpolated, which costs nothing."""
+    grid = grid_of(surrogate, knob)
+    draws = curve_draws(surrogate, knob, grid, others)
+    distribution = surrogate.samples.distributions[surrogate.samples.knobs.index(knob)]
+    if unit_levels(distribution, most=len(grid)) is not None:
+        return grid, draws
+    fine = np.linspace(0.0, 1.0, 81)
+    smooth = surrogate.kind != "forest" and surrogate.risk is None
+    if smooth:
+        return fine, np.asarray(CubicSpline(grid, draws, axis=1)(fine))
+    return fine, np.stack([np.interp(fine, grid, draw) for draw in draws])
+
+
+def _curve(
+    surrogate: Surrogate, region: Region, knob: str, others: Array, tolerance: float
+) -> pd.DataFrame:
+    grid, draws = _fine(surrogate, knob, others)
+    known = supported(surrogate.samples, knob, grid)
+    if known.any() and np.isfinite(tolerance):
+        best = draws[:, known].max(axis=1, keepdims=True)
+        probability = (draws >= best - tolerance).mean(axis=0)
+        # A draw's own maximum wanders, which makes every value look costly in some draws: to call
+        # a value costly it must lose against one fixed value.
+        rival = int(np.where(known, draws.mean(axis=0), -np.inf).argmax())
+        costly = (draws[:, [rival]] - draws > tolerance).mean(axis=0) >= SURE
+    else:
+        probability, costly = np.full(len(grid), np.nan), np.zeros(len(grid), dtype=bool)
+    status = np.select(
+        [~known, probability >= SURE, costly],
+        ["no data", "safe", "costly"],
+        default="undetermined",
+    )
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    distribution = surrogate.samples.distributions[surrogate.samples.knobs.index(knob)]
+    return pd.DataFrame(
+        {
+            "region": region,
+            "knob": knob,
+            "unit": grid,
+            "value": pd.Series([from_unit(distribution, u) for u in grid], dtype=object),
+            "mean": draws.mean(axis=0),
+            "low": low,
+            "high": high,
+            "supported": known,
+            "probability": probability,
+            "status": status,
+        }
+    )

@@ -1,0 +1,86 @@
+"""`study check`: validate a study file; print its plan and cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from study.commands.options import json_option, print_json, set_option
+
+
+@click.command(help="Validate a study file and its data; print the plan and what it costs.")
+@click.argument("file", type=click.Path(path_type=Path))
+@set_option
+@json_option
+def command(file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Everything `study run` would check, and nothing is written but the data cache."""
+    from study.checks import describe_data, open_data
+    from study.cost import estimate
+    from study.home import cache_dir
+    from study.plan import build_plan
+    from study.read_file import read_study_file
+
+    plan = build_plan(read_study_file(file, overrides))
+    bench = open_data(plan, cache_dir=cache_dir())
+    content = {
+        "study": plan.name,
+        "data": describe_data(plan, bench),
+        "losses": [_loss(plan, loss) for loss in plan.losses],
+        "cost": estimate(plan, bench),
+        "advice": _advice(plan),
+    }
+    if as_json:
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _loss(plan: Any, loss: str) -> dict[str, Any]:
+    from search_spaces.space import describe
+
+    space = plan.spaces[loss]
+    return {
+        "loss": loss,
+        "searched": {k: describe(d) for k, d in space.distributions.items()},
+        "fixed": dict(space.fixed),
+        "published": dict(space.published[0].values) if space.published else None,
+        "points": plan.points(loss),
+        "trials": plan.trials(loss),
+        "epochs": plan.epochs(loss),
+    }
+
+
+def _advice(plan: Any) -> list[str]:
+    from study.analyses.lint import lint_spaces
+
+    first = plan.losses[0]
+    found = lint_spaces(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
+    return [f"{row.loss}: {row.message}" for row in found.itertuples()]
+
+
+def _print(content: dict[str, Any]) -> None:
+    from study.cost import in_words
+
+    data = content["data"]
+    click.echo(f"{content['study']}: {data['name']} ({data['kind']})")
+    for part in ("train", "validation", "test"):
+        click.echo(
+            f"  {part:<11}{data[f'{part}_classes']:>6} classes {data[f'{part}_items']:>7} items"
+        )
+    for note in data["notes"]:
+        click.echo(f"  note: {note}")
+    for loss in content["losses"]:
+        trials = f"up to {loss['trials']} trials x {loss['epochs']} epochs"
+        click.echo(f"{loss['loss']}: {loss['points']} points, {trials}")
+        for knob, text in loss["searched"].items():
+            published = "" if loss["published"] is None else _show(loss["published"][knob])
+            click.echo(f"  {knob:<18} {text:<24}  {published}".rstrip())
+    for line in content["advice"]:
+        click.echo(f"advice: {line}")
+    click.echo(in_words(content["cost"]))
+
+
+def _show(value: Any) -> str:
+    return f"published {value:g}" if isinstance(value, float) else f"published {value}"

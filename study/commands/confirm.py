@@ -1,0 +1,35 @@
+"""`study confirm`: the only command that reads the test classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from study.commands.options import address_option, root_option
+
+
+@click.command(
+    help="Train the best and the published point of each loss on all training classes with fresh "
+    "seeds and score them on the test classes, after the last epoch."
+)
+@click.argument("name")
+@root_option
+@address_option
+def command(name: str, root: Path | None, address: str | None) -> int:
+    """Ask for the confirmations and run those that are not there yet."""
+    from study.errors import StudyError
+    from study.home import find_study
+    from study.plan import load_plan
+    from study.requests import confirm_jobs
+    from study.running import execute, incumbents
+    from study.tuning.ledger import Ledger
+    from study.tuning.record import Record
+
+    home = find_study(name, root)
+    plan = load_plan(home.directory)
+    # Test scores must not be there while points are still being chosen.
+    if not Ledger(plan, Record(home.directory, plan.spaces)).search_is_finished():
+        raise StudyError(f"the search of {name} is not finished; first: study resume {name}")
+    jobs = confirm_jobs(plan, incumbents(home, plan))
+    return execute(home, plan, requests=jobs, search=False, address=address)

@@ -1,0 +1,27 @@
+"""`study run`: run a study from its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from study.commands.options import address_option, root_option, set_option
+
+
+@click.command(help="Run a study; safe to interrupt, `study resume` goes on.")
+@click.argument("file", type=click.Path(path_type=Path))
+@set_option
+@root_option
+@address_option
+def command(file: Path, overrides: tuple[str, ...], root: Path | None, address: str | None) -> int:
+    """Check everything, make the study's directory, run."""
+    from study.home import new_study
+    from study.plan import build_plan
+    from study.read_file import read_study_file
+    from study.running import begin, execute
+
+    plan = build_plan(read_study_file(file, overrides))
+    home = new_study(plan.name, root)
+    begin(home, plan)
+    return execute(home, plan, address=address)

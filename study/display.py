@@ -1,0 +1,156 @@
+"""What a person sees while a study runs: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from study.jobs import Job, Progress
+
+
+class Display(Protocol):
+    """Shows what is going on."""
+
+    def say(self, text: str) -> None:
+        """One line of news."""
+
+    def building(self, what: str, done: int, total: int) -> None:
+        """Progress of something built before trials run."""
+
+    def show(self, progress: Sequence[Progress], running: Mapping[str, Job]) -> None:
+        """Progress of the study."""
+
+
+@contextlib.contextmanager
+def open_display(title: str) -> Iterator[Display]:
+    """The display that suits standard output."""
+    if sys.stdout.isatty():
+        with _Bars(title) as bars:
+            yield bars
+    else:
+        yield _Lines(title)
+
+
+class Pace:
+    """How long will it take? Epochs done since the display opened, against the clock."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._before: int | None = None
+
+    def seconds_left(self, progress: Sequence[Progress]) -> float:
+        """Estimated seconds to the end; NaN while nothing is known."""
+        done = sum(p.epochs_done for p in progress)
+        left = sum(p.epochs_planned for p in progress) - done
+        if self._before is None:
+            self._before = done
+        new = done - self._before
+        if left <= 0:
+            return 0.0
+        return math.nan if new <= 0 else (time.monotonic() - self._started) * left / new
+
+
+class _Lines:
+    """A line when something ended, at most one every few seconds."""
+
+    def __init__(self, title: str, *, every: float = 5.0) -> None:
+        self._title, self._every = title, every
+        self._last, self._ended = 0.0, -1
+        self._pace = Pace()
+
+    def say(self, text: str) -> None:
+        print(f"{self._title}: {text}", flush=True)
+
+    def building(self, what: str, done: int, total: int) -> None:
+        if done >= total:
+            self.say(f"{what}: {total} rows")
+
+    def show(self, progress: Sequence[Progress], running: Mapping[str, Job]) -> None:
+        ended = sum(p.ended for p in progress)
+        final = not running and ended != self._ended
+        if not final and (ended == self._ended or time.monotonic() - self._last < self._every):
+            return
+        self._last, self._ended = time.monotonic(), ended
+        planned = sum(p.planned for p in progress)
+        parts = [f"{p.loss} {p.ended}/{p.planned} best {number(p.best)}" for p in progress]
+        left = clock(self._pace.seconds_left(progress))
+        self.say(
+            f"{ended}/{planned} trials, {len(running)} running, {left} left; " + "; ".join(parts)
+        )
+
+
+class _Bars:
+    """A bar per loss, redrawn in place."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title = title
+        self._pace = Pace()
+        self._news = ""
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> _Bars:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self._news = text
+        self._live.update(Text(f"{self._title}: {text} ...", style="dim"))
+
+    def building(self, what: str, done: int, total: int) -> None:
+        self.say(f"{what} {done}/{total}")
+
+    def show(self, progress: Sequence[Progress], running: Mapping[str, Job]) -> None:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table(box=None, padding=(0, 1), show_edge=False)
+        for title, side in (
+            ("loss", "left"),
+            ("", "left"),
+            ("trials", "right"),
+            ("running", "right"),
+            ("stopped", "right"),
+            ("diverged", "right"),
+            ("failed", "right"),
+            ("best", "right"),
+        ):
+            table.add_column(title, justify=side)  # type: ignore[arg-type]
+        for p in progress:
+            bar = ProgressBar(total=max(p.epochs_planned, 1), completed=p.epochs_done, width=24)
+            counts = [p.running, p.stopped, p.diverged, p.failed]
+            cells = [str(n) if n else "" for n in counts]
+            table.add_row(p.loss, bar, f"{p.ended}/{p.planned}", *cells, number(p.best))
+        left = clock(self._pace.seconds_left(progress))
+        table.caption = f"{self._title}: {len(running)} running, {left} left (ctrl-C stops cleanly)"
+        table.caption_justify = "left"
+        self._live.update(table)
+
+
+def number(value: float) -> str:
+    """A score for people; a dash when there is none."""
+    return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def clock(seconds: float) -> str:
+    """A duration for people."""
+    if math.isnan(seconds):
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

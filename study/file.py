@@ -1,0 +1,225 @@
+"""The study file: what a user writes, checked once, at the edge.
+
+What comes out is frozen and complete: every default is written down. `study.read_file` reads one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from study.errors import nearest
+
+SAMPLERS = ("tpe", "gp", "random", "sobol", "grid", "cmaes")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+Scalar = bool | int | float | str
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Range(_Section):
+    """A knob's range: `{low, high}` with `log` or `step`, or `{choices}`."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    step: float | None = None
+    integer: bool = False
+    choices: tuple[Scalar, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        """`[8, 128]`, `[8, 128, log]` and `{choices: [...]}` mean what they say."""
+        if isinstance(value, list):
+            if len(value) in (2, 3) and all(_is_number(v) for v in value[:2]):
+                if len(value) == 3 and value[2] not in ("log", "linear"):
+                    raise ValueError(f"the third entry of a range is log or linear, not {value[2]}")
+                return {"low": value[0], "high": value[1], "log": value[2:] == ["log"]}
+            raise ValueError("a range is [low, high], [low, high, log] or {choices: [...]}")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if self.choices is not None:
+            if not self.choices:
+                raise ValueError("`choices` needs at least one value")
+            if self.low is not None or self.high is not None:
+                raise ValueError("a range has either choices or low and high")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("a range needs low and high, or choices")
+        if not self.low <= self.high:
+            raise ValueError(
+                f"`low <= high` must hold, but got low={self.low:g}, high={self.high:g}"
+            )
+        if self.log and self.low <= 0:
+            raise ValueError(f"a log range needs `low > 0`, but got low={self.low:g}")
+        if self.log and self.step is not None:
+            raise ValueError("a log range has no step")
+        return self
+
+
+class LossSection(_Section):
+    """Changes to a loss's own space."""
+
+    search: Mapping[str, Range] = Field(default_factory=dict)
+    fixed: Mapping[str, Scalar] = Field(default_factory=dict)
+
+
+class DataSection(BaseModel):
+    """The data set; further keys are options of its reader."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The reader's options."""
+        return dict(self.model_extra or {})
+
+
+class BackboneSection(_Section):
+    """The backbone: any timm name; `image_size` None takes what suits the stored images."""
+
+    name: str = "conv4"
+    image_size: int | None = Field(default=None, ge=1)
+    pretrained: bool | str = False
+    frozen: bool = False
+
+
+class StopSection(_Section):
+    """Early stopping: ASHA with the epoch as its time, one population per loss."""
+
+    enabled: bool = True
+    grace_epochs: int = Field(default=1, ge=1)
+    reduction: int = Field(default=3, ge=2)
+
+
+class SearchSection(_Section):
+    """How many points of each loss are tried, and how they are chosen."""
+
+    trials: int = Field(default=30, ge=1)
+    sampler: Literal["tpe", "gp", "random", "sobol", "grid", "cmaes"] = "tpe"
+    sobol_share: float = Field(default=0.4, ge=0.0, le=1.0)
+    repeats: int = Field(default=3, ge=1)
+    repeat_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    seeds_per_point: int = Field(default=1, ge=1)
+    seed: int = Field(default=0, ge=0)
+    stop_early: StopSection = StopSection()
+
+    @field_validator("stop_early", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {"enabled": value} if isinstance(value, bool) else value
+
+
+class ProtocolSection(_Section):
+    """What is measured, on which classes."""
+
+    objective: str = "map_at_r"
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    folds: Literal[1, 2, 4] = 1
+    confirm_seeds: int = Field(default=5, ge=2)
+    tolerance: float | None = Field(default=None, gt=0)
+
+    @field_validator("recall_at")
+    @classmethod
+    def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or min(value) < 1:
+            raise ValueError(f"recall_at needs whole numbers from 1 on, but got {list(value)}")
+        return tuple(sorted(set(value)))
+
+    @model_validator(mode="after")
+    def _objective_is_measured(self) -> ProtocolSection:
+        measured = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in self.recall_at)]
+        if self.objective not in measured:
+            raise ValueError(
+                f"objective {self.objective!r} is not measured; {nearest(self.objective, measured)}"
+            )
+        return self
+
+
+class ResourcesSection(_Section):
+    """What one trial occupies."""
+
+    cpus_per_trial: float = Field(default=1, gt=0)
+    gpus_per_trial: float = Field(default=0, ge=0)
+    ranks_per_trial: int = Field(default=1, ge=1)
+    nodes_per_trial: int = Field(default=1, ge=1)
+    max_concurrent: int | None = Field(default=None, ge=1)
+
+
+class TrackingSection(_Section):
+    """The MLflow server; None keeps an sqlite store in the study's directory."""
+
+    uri: str | None = None
+
+
+class StudyFile(_Section):
+    """A whole study file."""
+
+    name: str
+    data: DataSection
+    backbone: BackboneSection = BackboneSection()
+    losses: Mapping[str, LossSection]
+    training: Mapping[str, Scalar | Range] = Field(default_factory=dict)
+    search: SearchSection = SearchSection()
+    protocol: ProtocolSection = ProtocolSection()
+    resources: ResourcesSection = ResourcesSection()
+    tracking: TrackingSection = TrackingSection()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(
+                f"a study name is at most 100 letters, digits, '.', '_' or '-', not {value!r}"
+            )
+        return value
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("backbone", mode="before")
+    @classmethod
+    def _backbone_by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def conditions(self) -> dict[str, Scalar]:
+        """Training knobs that are the same in every trial."""
+        return {k: v for k, v in self.training.items() if not isinstance(v, Range)}
+
+    @property
+    def searched_for_all(self) -> dict[str, Range]:
+        """Training knobs that every loss searches in the same range."""
+        return {k: v for k, v in self.training.items() if isinstance(v, Range)}
+
+    @field_validator("losses", mode="before")
+    @classmethod
+    def _losses_as_mapping(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, list):
+            twice = sorted({str(v) for v in value if value.count(v) > 1})
+            if twice:
+                raise ValueError(f"a loss is listed twice: {', '.join(twice)}")
+            value = dict.fromkeys(value)
+        if isinstance(value, dict):
+            if not value:
+                raise ValueError("a study needs at least one loss")
+            return {k: {} if v is None else v for k, v in value.items()}
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,139 @@
+"""Where a study lives on disk.
+
+Everything of a study is in its directory, so it can be moved, copied or deleted as one:
+
+    plan.json         what was asked for, complete        study.yaml    the same, for people
+    optuna.journal    what was asked and came of it       errors/       tracebacks of failed trials
+    mlflow.db         MLflow's store (unless a server)    artifacts/    MLflow's artifacts
+    checkpoints/      one per unfinished trial, and the best of each loss
+    spool/            records on their way to MLflow      report/       the last report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.errors import StudyError, nearest
+from study.file import NAME
+from study.plan import PLAN_FILE, Plan, load_plan
+from study.tracking.local import default_artifact_root, default_uri, is_local
+
+ROOT_VARIABLE = "DML_STUDY_HOME"
+CACHE_VARIABLE = "DML_STUDY_CACHE"
+
+
+def studies_root(given: Path | None = None) -> Path:
+    """The folder of all studies: as given, as the environment says, or `./studies`."""
+    return Path(given or os.environ.get(ROOT_VARIABLE, "studies")).absolute()
+
+
+def cache_dir() -> Path:
+    """Where this node keeps decoded data: shared by all studies."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dml-study"
+    return Path(os.environ.get(CACHE_VARIABLE, default)).absolute()
+
+
+@dataclass(frozen=True)
+class StudyHome:
+    """The directory of one study."""
+
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.directory.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """One file per unfinished trial, and the best of each loss."""
+        return self.directory / "checkpoints"
+
+    @property
+    def spool(self) -> Path:
+        """Records on their way to MLflow."""
+        return self.directory / "spool"
+
+    @property
+    def report(self) -> Path:
+        """The last report."""
+        return self.directory / "report"
+
+    def tracking_uri(self, plan: Plan) -> str:
+        """The study's MLflow store."""
+        return plan.file.tracking.uri or default_uri(self.directory)
+
+    def artifact_root(self, plan: Plan) -> Path | None:
+        """Where a store in the study's directory keeps artifacts; None: the server decides."""
+        return default_artifact_root(self.directory) if is_local(self.tracking_uri(plan)) else None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the study for this process.
+
+        The lock belongs to the open file, so it is gone with the process, however that ends.
+
+        Raises:
+            StudyError: Another process holds it.
+        """
+        path = self.directory / "lock"
+        with path.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise StudyError(f"study {self.name} is being run by {holder}") from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
+
+    def is_running(self) -> bool:
+        """Whether some process holds the study right now."""
+        try:
+            with self.locked():
+                return False
+        except StudyError:
+            return True
+
+
+def find_study(name: str, root: Path | None = None) -> StudyHome:
+    """The home of an existing study, by name or by the path of its directory.
+
+    Raises:
+        StudyError: There is none; names the nearest.
+    """
+    as_path = Path(name)
+    if (as_path / PLAN_FILE).exists():
+        return StudyHome(as_path.absolute())
+    folder = studies_root(root)
+    known = [p.parent.name for p in sorted(folder.glob(f"*/{PLAN_FILE}"))]
+    home = StudyHome(folder / name)
+    if NAME.fullmatch(name) and home.directory.is_dir():
+        load_plan(home.directory)
+        return home
+    if not known:
+        raise StudyError(f"no study {name!r}: {folder} holds no studies")
+    raise StudyError(f"no study {name!r} in {folder}; {nearest(name, known)}")
+
+
+def new_study(name: str, root: Path | None = None) -> StudyHome:
+    """The home of a study that does not exist yet; nothing is written.
+
+    Raises:
+        StudyError: There is one of this name.
+    """
+    home = StudyHome(studies_root(root) / name)
+    if home.directory.exists() and any(home.directory.iterdir()):
+        raise StudyError(
+            f"study {name} exists in {home.directory.parent}; "
+            f"go on with `study resume {name}` or choose another name (--set name=...)"
+        )
+    return home

@@ -1,0 +1,287 @@
+"""From a study file to what will be run: losses, spaces, stages, trial specs.
+
+A plan is checked against everything the three packages know, and holds all that a study needs to
+go on later: it is written to the study's directory once and read back by every other command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from search_spaces import get_space
+from search_spaces.space import Space, Value
+from search_spaces.training import TRAINING_KNOBS
+from study.errors import StudyError, nearest
+from study.file import Range, StudyFile
+from study.jobs import Job
+from study.read_file import parse_study
+from trainables.losses import loss_knobs
+from trainables.settings import Settings, TrialSpec, settings_from
+
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of the search: how many points it adds to every loss.
+
+    `study run` makes the first stage, each `study extend` one more.
+    """
+
+    points: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that shapes a study.
+
+    Args:
+        file: The checked study file.
+        spaces: The space of each loss, with the file's changes.
+        stages: Stretches of the search.
+    """
+
+    file: StudyFile
+    spaces: Mapping[str, Space]
+    stages: tuple[Stage, ...]
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.file.name
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """The losses, in the file's order."""
+        return tuple(self.spaces)
+
+    def settings(self, loss: str, values: Mapping[str, Value]) -> tuple[Settings, dict[str, Value]]:
+        """A point as training settings and arguments of the loss."""
+        merged: dict[str, Value] = {
+            **self.file.conditions,
+            **self.spaces[loss].fixed,
+            **values,
+        }
+        own = loss_knobs(loss)
+        arguments = {k: v for k, v in merged.items() if k in own}
+        training = {k: v for k, v in merged.items() if k not in own}
+        return settings_from(training), arguments
+
+    def trial_spec(self, job: Job, *, cache_dir: Path, checkpoint_dir: Path) -> TrialSpec:
+        """What the trial of a job is told."""
+        settings, arguments = self.settings(job.loss, job.values)
+        resources = self.file.resources
+        return TrialSpec(
+            trial=job.trial,
+            loss=job.loss,
+            loss_knobs=arguments,
+            settings=settings,
+            seed=job.seed,
+            replicas=self.file.search.seeds_per_point if job.origin in SEARCHED else 1,
+            split=job.split,
+            folds=self.file.protocol.folds,
+            objective=self.file.protocol.objective,
+            recall_at=self.file.protocol.recall_at,
+            dataset={"name": self.file.data.name, **self.file.data.options},
+            backbone=self.file.backbone.model_dump(),
+            cache_dir=str(cache_dir),
+            checkpoint_dir=str(checkpoint_dir),
+            checkpoint_every=1,
+            threads=max(1, math.floor(resources.cpus_per_trial)),
+            resources=resources.model_dump(),
+        )
+
+    def published(self, loss: str) -> list[dict[str, Value]]:
+        """The published points that are run first, at most as many as there is budget for."""
+        points = [dict(p.values) for p in self.spaces[loss].published]
+        unique = [p for i, p in enumerate(points) if p not in points[:i]]
+        return unique[: self.stages[0].points]
+
+    def sobol(self, loss: str, stage: int) -> int:
+        """Space-filling points of a loss up to the end of a stage."""
+        share = 1.0 if self.file.search.sampler == "sobol" else self.file.search.sobol_share
+        free = [s.points for s in self.stages[: stage + 1]]
+        free[0] -= len(self.published(loss))
+        wanted = zip(free, self.stages, strict=False)
+        return sum(min(n, math.floor(s.points * share + 0.5)) for n, s in wanted)
+
+    def chosen(self, loss: str, stage: int) -> int:
+        """Points that the sampler chooses for a loss up to the end of a stage."""
+        points = sum(s.points for s in self.stages[: stage + 1])
+        return points - len(self.published(loss)) - self.sobol(loss, stage)
+
+    def points(self, loss: str) -> int:
+        """Points of a loss that are searched: published, Sobol and chosen; equal for all."""
+        return sum(stage.points for stage in self.stages)
+
+    def repeated_sobol(self, loss: str) -> int:
+        """How many Sobol points have their seeds repeated."""
+        first = self.sobol(loss, 0)
+        return math.ceil(self.file.search.repeat_share * first) if first >= 3 else 0
+
+    def trials(self, loss: str) -> int:
+        """Trainings of a loss at most: its points, and repeated seeds of some of them."""
+        repeated = min(len(self.published(loss)), 1) + self.repeated_sobol(loss) + len(self.stages)
+        return self.points(loss) + repeated * (self.file.search.repeats - 1)
+
+    def epochs(self, loss: str) -> int:
+        """Epochs of a full trial."""
+        return self.settings(loss, self.example(loss))[0].epochs
+
+    def example(self, loss: str) -> dict[str, Value]:
+        """Some valid point: the published one, or the middle of every range."""
+        from search_spaces.scale import from_unit
+
+        space = self.spaces[loss]
+        if space.published:
+            return dict(space.published[0].values)
+        return {k: from_unit(d, 0.5) for k, d in space.distributions.items()}
+
+    def extended(self, trials: int) -> Plan:
+        """This plan with one more stage of `trials` points per loss."""
+        return replace(self, stages=(*self.stages, Stage(trials)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "file": self.file.model_dump(mode="json"),
+            "spaces": {loss: space.to_dict() for loss, space in self.spaces.items()},
+            "stages": [vars(stage) for stage in self.stages],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """The inverse of `to_dict`."""
+        return cls(
+            file=parse_study(data["file"]),
+            spaces={loss: Space.from_dict(space) for loss, space in data["spaces"].items()},
+            stages=tuple(Stage(**stage) for stage in data["stages"]),
+        )
+
+
+SEARCHED = frozenset({"published", "sobol", "bayes"})
+
+
+def build_plan(file: StudyFile) -> Plan:
+    """Check a study file against the known losses, knobs and ranges.
+
+    Raises:
+        StudyError: The first thing that is wrong, in one line.
+    """
+    spaces = {loss: _space(loss, file) for loss in file.losses}
+    plan = Plan(file=file, spaces=spaces, stages=(Stage(file.search.trials),))
+    for loss in plan.losses:
+        try:
+            settings, arguments = plan.settings(loss, plan.example(loss))
+        except ValueError as error:
+            raise StudyError(f"{loss}: {error}") from None
+        missing = [
+            k for k, info in loss_knobs(loss).items() if info.required and k not in arguments
+        ]
+        if missing:
+            raise StudyError(f"{loss}: no value or range for {', '.join(missing)}")
+        if settings.images_per_class > settings.batch_size:
+            raise StudyError(
+                f"{loss}: `images_per_class <= batch_size` must hold, but got "
+                f"images_per_class={settings.images_per_class}, batch_size={settings.batch_size}"
+            )
+    return plan
+
+
+def save_plan(plan: Plan, directory: Path) -> None:
+    """Write the plan to the study's directory, replacing an older one atomically."""
+    temporary = directory / f".{PLAN_FILE}.new"
+    temporary.write_text(json.dumps(plan.to_dict(), indent=1), encoding="utf-8")
+    temporary.replace(directory / PLAN_FILE)
+
+
+def load_plan(directory: Path) -> Plan:
+    """Read the plan of a study's directory.
+
+    Raises:
+        StudyError: There is no study, or its plan cannot be read.
+    """
+    path = directory / PLAN_FILE
+    try:
+        return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise StudyError(f"{directory} holds no study (no {PLAN_FILE})") from None
+    except (StudyError, ValueError, KeyError, TypeError, OSError) as error:
+        raise StudyError(f"{path} is damaged: {error}") from None
+
+
+def _space(loss: str, file: StudyFile) -> Space:
+    """The loss's space with the study file's changes."""
+    try:
+        base = get_space(loss)
+        own = loss_knobs(loss)
+    except ValueError as error:
+        raise StudyError(f"losses: {error}") from None
+    section = file.losses[loss]
+    known = {*own, *TRAINING_KNOBS, *_setting_names()}
+    for knob in (*section.search, *section.fixed):
+        if knob not in known:
+            raise StudyError(f"losses.{loss}: unknown knob {knob!r}; {nearest(knob, known)}")
+    for knob in file.training:
+        if knob not in _setting_names():
+            raise StudyError(f"training: unknown knob {knob!r}; {nearest(knob, _setting_names())}")
+    both = sorted(set(section.search) & set(section.fixed))
+    if both:
+        raise StudyError(f"losses.{loss}: {', '.join(both)} cannot be both searched and fixed")
+    ranges = {**file.searched_for_all, **section.search}
+    ranges = {k: r for k, r in ranges.items() if k not in section.fixed}
+    fixed = _fixed(base, file) | dict(section.fixed)
+    fixed = {k: v for k, v in fixed.items() if k not in ranges}
+    search = {k: _distribution(k, r, base) for k, r in ranges.items()}
+    # A knob that authors did not mention was at its default: so are the published points.
+    defaults = {**vars(Settings()), **{k: info.default for k, info in own.items()}}
+    silent = {k: defaults[k] for k in search if k not in base.searched and defaults[k] is not None}
+    try:
+        base = replace(base, fixed={**silent, **base.fixed})
+        space = base.with_changes(search=search, fixed=fixed)
+    except ValueError as error:
+        raise StudyError(f"losses.{loss}: {error}") from None
+    if not space.searched:
+        raise StudyError(f"losses.{loss}: every knob is fixed, so there is nothing to search")
+    return space
+
+
+def _fixed(base: Space, file: StudyFile) -> dict[str, Value]:
+    """What the study as a whole fixes of a space's knobs."""
+    fixed: dict[str, Value] = dict(file.conditions)
+    if file.backbone.frozen or file.backbone.name == "none":
+        still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
+        fixed |= {knob: value for knob, value in still.items() if knob in base.searched}
+    return fixed
+
+
+def _distribution(knob: str, given: Range, base: Space) -> BaseDistribution:
+    """Optuna's distribution of a range; whole numbers stay whole where the knob is one."""
+    if given.choices is not None:
+        return CategoricalDistribution(given.choices)
+    assert given.low is not None
+    assert given.high is not None
+    known = base.searched.get(knob) or TRAINING_KNOBS.get(knob)
+    if given.integer or (known and isinstance(known.distribution, IntDistribution)):
+        if given.low != int(given.low) or given.high != int(given.high):
+            raise StudyError(
+                f"`{knob}` is a whole number, but its range is {given.low}..{given.high}"
+            )
+        return IntDistribution(int(given.low), int(given.high), given.log, int(given.step or 1))
+    return FloatDistribution(given.low, given.high, given.log, given.step)
+
+
+def _setting_names() -> Sequence[str]:
+    return tuple(Settings.__dataclass_fields__)

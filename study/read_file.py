@@ -1,0 +1,146 @@
+"""Reading a study file: strict YAML, overrides, and errors of one line.
+
+Plain YAML, never executed; unknown keys are errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from study.errors import StudyError, nearest
+from study.file import LossSection, Range, StudyFile
+
+
+def read_study_file(path: Path, overrides: Sequence[str] = ()) -> StudyFile:
+    """Read, override and check a study file.
+
+    Args:
+        path: YAML file.
+        overrides: `a.b=c` strings; c is read as YAML.
+
+    Raises:
+        StudyError: One line: where, rule, value, nearest known name.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise StudyError(f"no study file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"cannot read {path}: {error}") from None
+    try:
+        content = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise StudyError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise StudyError(f"{path} is empty or not a mapping; `study new` writes one to start from")
+    for override in overrides:
+        _apply(content, override)
+    _make_absolute(content, path.absolute().parent)
+    return parse_study(content, where=str(path))
+
+
+def parse_study(content: Mapping[str, Any], *, where: str = "study file") -> StudyFile:
+    """Check the content of a study file."""
+    try:
+        return StudyFile.model_validate(content)
+    except ValidationError as error:
+        raise StudyError(f"{where}: {_one_line(error)}") from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML in which a key may not appear twice and 1e-4 is a number."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} appears twice", node.start_mark
+            )
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+# YAML 1.1 reads 1e-4 (no dot) as a string, which nobody who writes a learning rate means.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise StudyError(f"--set takes a.b=c, but got {override!r}")
+    try:
+        value = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError:
+        raise StudyError(f"--set {key}: {text!r} is not a YAML value") from None
+    *parents, last = key.strip().split(".")
+    target = content
+    for parent in parents:
+        below = target.get(parent)
+        if isinstance(below, list) and all(isinstance(item, str) for item in below):
+            below = dict.fromkeys(below)  # a list of losses whose options are being set
+        elif isinstance(below, str) and parent in ("data", "backbone"):
+            below = {"name": below}
+        elif below is None:
+            below = {}
+        elif not isinstance(below, dict):
+            raise StudyError(f"--set {key}: `{parent}` is a value, not a section")
+        target[parent] = dict(below)
+        target = target[parent]
+    target[last] = value
+
+
+def _make_absolute(content: dict[str, Any], folder: Path) -> None:
+    """Relative paths are meant from the study file, or else from here; trials run elsewhere."""
+    for section, keys in (("data", ("path", "labels")), ("backbone", ("pretrained",))):
+        values = content.get(section)
+        if not isinstance(values, dict):
+            continue
+        for key in keys:
+            given = values.get(key)
+            if isinstance(given, str) and given and not given.startswith(("/", "s3://", "~")):
+                near = folder / given
+                values[key] = str(near if near.exists() else Path(given).absolute())
+            elif isinstance(given, str) and given.startswith("~"):
+                values[key] = str(Path(given).expanduser())
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first problem as `where: what`, with the nearest known key for an unknown one."""
+    problems = error.errors()
+    problem = problems[0]
+    path = ".".join(str(part) for part in problem["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(problem["loc"][:-1])
+        return f"unknown key `{path}`; {nearest(str(problem['loc'][-1]), known)}{more}"
+    if problem["type"] == "missing":
+        return f"`{path}` is missing{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if problem["type"] == "value_error" else f", but got {_shorten(problem['input'])}"
+    return f"`{path}`: {message[0].lower()}{message[1:]}{shown}{more}"
+
+
+def _known_keys(location: Sequence[int | str]) -> list[str]:
+    """The keys allowed at a place of the study file."""
+    if location and location[0] == "losses":
+        model: Any = Range if len(location) > 2 else LossSection
+    else:
+        model = StudyFile
+        for part in location:
+            model = model.model_fields[str(part)].annotation
+    return list(model.model_fields)
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

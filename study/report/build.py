@@ -1,0 +1,120 @@
+"""How does a trial table become a folder with a report?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from study.analyses.findings import Findings, find
+from study.report import draw_matplotlib, page, record, tables
+from study.report.answer import answer
+from study.report.sections import sections
+from study.report.words import metric_label
+from study.table import TrialTable
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """What was written: the page, all numbers, and the files of figures and tables."""
+
+    index: Path
+    record: Path
+    figures: tuple[Path, ...]
+    tables: tuple[Path, ...]
+
+
+def write_report(
+    table: TrialTable,
+    out: Path,
+    *,
+    seed: int = 0,
+    formats: Sequence[str] = draw_matplotlib.FORMATS,
+) -> ReportPaths:
+    """Write index.html, report.json, figures/ and tables/ into `out`.
+
+    The same table and seed give the same bytes.
+    """
+    return write_findings(find(table, seed=seed), out, formats=formats)
+
+
+def write_findings(
+    findings: Findings, out: Path, *, formats: Sequence[str] = draw_matplotlib.FORMATS
+) -> ReportPaths:
+    """The report of findings already made."""
+    table = findings.table
+    said, told = answer(findings), sections(findings)
+    for folder in ("figures", "tables"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    index = out / "index.html"
+    html = page.render(study=table.study, facts=facts(table), answer=said, sections=told)
+    index.write_text(html, "utf-8")
+    numbers = out / "report.json"
+    content = record.record(findings, said)
+    numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
+    charts = [b.chart for s in told for b in s.blocks if b.chart]
+    drawn = [p for c in charts for p in draw_matplotlib.save(c, out / "figures", formats)]
+    saved = [
+        p
+        for key, frame, caption in frames(findings)
+        for p in tables.save(frame, out / "tables", key, caption=caption)
+    ]
+    return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
+
+
+def facts(table: TrialTable) -> list[tuple[str, str]]:
+    """The protocol, as the page's header prints it."""
+    names = ("dataset", "backbone", "objective", "epochs", "folds")
+    known = [(n, str(table.protocol[n])) for n in names if table.protocol.get(n) is not None]
+    return [(n, metric_label(v) if n == "objective" else v) for n, v in known]
+
+
+def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str]]:
+    """Every table of the report: key, frame, caption."""
+    out = [
+        ("trials", findings.table.trials, "All trials"),
+        ("leaderboard", findings.leaderboard, "Best validation score per loss"),
+        ("history", findings.history, "Best score so far against epochs spent"),
+        ("confirmed", findings.confirmed, "Confirmed test scores, 95 % intervals over seeds"),
+        ("paired", findings.paired, "Tuned losses in pairs, Holm-corrected"),
+        ("best", findings.best, f"Probability of being the best loss ({findings.best_split})"),
+        ("noise-floor", findings.noise_floor, "Differences between names of one function"),
+        ("cost", findings.cost, "Seconds per epoch"),
+        ("claims", findings.claims, "Claims of the papers"),
+        ("next-trials", findings.advice, "Trials that would narrow the answer most"),
+        ("lint", findings.lint, "Warnings"),
+    ]
+    for loss, found in findings.losses.items():
+        many: list[tuple[str, object, str]] = [
+            ("importance", found.importance, "Sobol shares with 90 % bands"),
+            ("importance-good", found.good_importance, "Sobol shares above the median"),
+            ("pairs", found.pairs, "Interaction shares of pairs"),
+            ("curves", found.curves, "Response curves"),
+            ("stable", found.stable, "Stable ranges"),
+            ("sweeps", found.sweeps, "One-at-a-time sweeps, 95 % intervals"),
+            ("divergence", found.divergence, "Diverged trials along each knob"),
+            ("expected-best", found.expected, "Best of n trials"),
+            ("stopping", found.stopping, "Rank correlation of early with final scores"),
+        ]
+        tuned = found.tuned
+        many += [
+            (name, getattr(tuned, name, None), caption)
+            for name, caption in (
+                ("tunability", "Gain of tuning one knob alone"),
+                ("leave", "Cost of leaving a knob at its published value"),
+                ("path", "From the published to the best point"),
+            )
+        ]
+        many += [
+            (f"surface-{s['knob'].iloc[0]}-{s['other'].iloc[0]}", s, "Surface over two knobs")
+            for s in found.surfaces
+        ]
+        out += [
+            (f"{name}-{loss}", frame, f"{caption}: {loss}")
+            for name, frame, caption in many
+            if isinstance(frame, pd.DataFrame)
+        ]
+    return [(k, f, c) for k, f, c in out if len(f.columns) and len(f)]

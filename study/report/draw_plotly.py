@@ -1,0 +1,236 @@
+"""How does a panel look on the page? Plain plotly.js JSON; the page's theme adds the colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from study.report.chart import Axis, Band, Bars, Dots, Heat, Line, Mark, Panel, Rule, Span
+
+_SYMBOLS = {
+    "circle": "circle",
+    "open": "circle-open",
+    "cross": "x-thin-open",
+    "triangle": "triangle-down",
+    "diamond": "diamond",
+    "star": "star",
+}
+
+
+def figure(panel: Panel) -> dict[str, Any]:
+    """`data` and `layout` of one panel."""
+    traces: list[dict[str, Any]] = []
+    shapes: list[dict[str, Any]] = []
+    for mark in panel.marks:
+        traces += _traces(mark, shapes)
+    bars = any(isinstance(mark, Bars) for mark in panel.marks)
+    layout: dict[str, Any] = {
+        "xaxis": _axis(panel.x),
+        "yaxis": _axis(panel.y) | ({"autorange": "reversed", "automargin": True} if bars else {}),
+        "shapes": shapes,
+        # The page draws one legend for all panels of a chart.
+        "showlegend": False,
+        "barmode": "group",
+        "height": _height(panel),
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _height(panel: Panel) -> int:
+    bars = [len(m.labels) for m in panel.marks if isinstance(m, Bars)]
+    return max(220, 90 + 34 * max(bars)) if bars else 250
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    """Five digits are more than a screen shows; JSON has no NaN."""
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in map(float, values)]
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    out: dict[str, Any] = {"title": {"text": axis.label}, "automargin": True}
+    if axis.log:
+        out["type"] = "log"
+    if axis.percent:
+        out["tickformat"] = ".0%"
+    if axis.ticks:
+        out |= {"tickvals": [t for t, _ in axis.ticks], "ticktext": [s for _, s in axis.ticks]}
+    if axis.limits:
+        low, high = axis.limits
+        out["range"] = [math.log10(low), math.log10(high)] if axis.log else [low, high]
+    return out
+
+
+def _traces(mark: Mark, shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    match mark:
+        case Line():
+            return [_line(mark)]
+        case Band():
+            return _band(mark)
+        case Dots():
+            return [_dots(mark)]
+        case Bars():
+            return [_bars(mark)]
+        case Heat():
+            return [_heat(mark)]
+        case Rule() | Span():
+            shapes.append(_shape(mark))
+            return []
+
+
+def _line(mark: Line) -> dict[str, Any]:
+    style = {"color": mark.color, "width": 2, "dash": "dash" if mark.dash else "solid"}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if mark.markers else "lines",
+        "x": _numbers(mark.x),
+        "y": _numbers(mark.y),
+        "name": mark.name,
+        "line": style | ({"shape": "hv"} if mark.steps else {}),
+        "connectgaps": False,
+    }
+
+
+def _band(mark: Band) -> list[dict[str, Any]]:
+    """Low edge, then high edge filled down to it; gaps split the band."""
+    common = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": _numbers(mark.x),
+        "line": {"width": 0, "color": mark.color},
+        "legendgroup": mark.name,
+        "hoverinfo": "skip",
+    }
+    low, high = _numbers(mark.low), _numbers(mark.high)
+    return [
+        common | {"y": low, "name": ""},
+        common | {"y": high, "name": mark.name, "fill": "tonexty", "fillcolor": mark.color + "33"},
+    ]
+
+
+def _dots(mark: Dots) -> dict[str, Any]:
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": _numbers(mark.x),
+        "y": _numbers(mark.y),
+        "name": mark.name,
+        "marker": {
+            "color": mark.color,
+            "symbol": _SYMBOLS[mark.symbol],
+            "size": mark.size + 2,
+            "opacity": mark.opacity,
+            "line": {"width": 1.5 if mark.symbol in ("open", "cross") else 0, "color": mark.color},
+        },
+    }
+    if mark.texts:
+        trace |= {"hovertext": list(mark.texts), "hoverinfo": "text"}
+    if len(mark.errors):
+        trace["error_y"] = {"type": "data", "array": _numbers(mark.errors), "thickness": 1.5}
+    return trace
+
+
+def _bars(mark: Bars) -> dict[str, Any]:
+    values, low, high = map(_numbers, (mark.values, mark.low, mark.high))
+    plus = [None if v is None or h is None else h - v for v, h in zip(values, high, strict=True)]
+    minus = [None if v is None or b is None else v - b for v, b in zip(values, low, strict=True)]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(mark.labels),
+        "x": values,
+        "name": mark.name,
+        "marker": {"color": mark.color, "opacity": 0.85},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": plus,
+            "arrayminus": minus,
+            "thickness": 1.5,
+            "width": 4,
+        },
+    }
+
+
+def _heat(mark: Heat) -> dict[str, Any]:
+    rows = [
+        [None if v is None or not math.isfinite(v) else float(f"{v:.4g}") for v in row]
+        for row in mark.z
+    ]
+    return {
+        "type": "heatmap",
+        "x": _numbers(mark.x),
+        "y": _numbers(mark.y),
+        "z": rows,
+        "name": "",
+        "colorscale": "RdBu" if mark.diverging else "Viridis",
+        "colorbar": {"title": {"text": mark.name, "side": "right"}, "thickness": 12},
+        "hoverongaps": False,
+        "zsmooth": False,
+    }
+
+
+def _shape(mark: Rule | Span) -> dict[str, Any]:
+    if isinstance(mark, Span):
+        return {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": mark.low,
+            "x1": mark.high,
+            "y0": 0,
+            "y1": 1,
+            "fillcolor": mark.color,
+            "opacity": 0.13,
+            "line": {"width": 0},
+            "layer": "below",
+        }
+    line = {"color": mark.color, "width": 1.5, "dash": "dot" if mark.dash else "solid"}
+    if mark.across == "x":
+        return {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": mark.at,
+            "x1": mark.at,
+            "y0": 0,
+            "y1": 1,
+            "line": line,
+        }
+    return {
+        "type": "line",
+        "xref": "paper",
+        "yref": "y",
+        "x0": 0,
+        "x1": 1,
+        "y0": mark.at,
+        "y1": mark.at,
+        "line": line,
+    }
+
+
+def key(mark: Mark) -> str:
+    """A small inline picture of a mark for the legend (SVG, no user text in it)."""
+    color = mark.color if not isinstance(mark, Heat) else "#888888"
+    match mark:
+        case Line() | Rule():
+            dash = ' stroke-dasharray="3 3"' if mark.dash else ""
+            inner = f'<path d="M1 6h20" stroke="{color}" stroke-width="2"{dash}/>'
+        case Band() | Span() | Bars():
+            opacity = 0.85 if isinstance(mark, Bars) else 0.28
+            inner = f'<rect x="2" y="1" width="18" height="10" fill="{color}" opacity="{opacity}"/>'
+        case _:
+            inner = _symbol(mark.symbol if isinstance(mark, Dots) else "circle", color)
+    return f'<svg width="22" height="12" viewBox="0 0 22 12" aria-hidden="true">{inner}</svg>'
+
+
+def _symbol(name: str, color: str) -> str:
+    if name == "open":
+        return f'<circle cx="11" cy="6" r="3.6" fill="none" stroke="{color}" stroke-width="1.6"/>'
+    if name == "cross":
+        return f'<path d="M7 2l8 8M15 2l-8 8" stroke="{color}" stroke-width="1.8"/>'
+    if name == "diamond":
+        return f'<path d="M11 1l5 5-5 5-5-5z" fill="{color}"/>'
+    if name == "triangle":
+        return f'<path d="M6 2h10l-5 8z" fill="{color}"/>'
+    return f'<circle cx="11" cy="6" r="4" fill="{color}"/>'

@@ -1,0 +1,1 @@
+"""One file per figure: analysis frames in, charts out."""

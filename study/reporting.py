@@ -1,0 +1,68 @@
+"""From a study's tracking store to its report, for a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from study.display import number
+
+if TYPE_CHECKING:
+    from study.table import TrialTable
+
+
+def make_report(uri: str, name: str, out: Path) -> None:
+    """Write the report and print the leaderboard and where everything is."""
+    from study.report.build import write_report
+    from study.tracking.reader import read_table
+
+    table = read_table(uri, name)
+    write_report(table, out)
+    _print(table, uri, out)
+
+
+def show_results(uri: str, name: str, out: Path) -> None:
+    """The same for a report that was just written."""
+    from study.tracking.reader import read_table
+
+    if not (out / "index.html").exists():
+        click.echo(f"no report yet; make it with: study report {name}")
+        return
+    _print(read_table(uri, name), uri, out)
+
+
+def _print(table: TrialTable, uri: str, out: Path) -> None:
+    from study.tracking.redaction import redact
+
+    click.echo(leaderboard_text(table))
+    click.echo(f"report:       {out / 'index.html'}")
+    click.echo(f"MLflow store: {redact(uri)}  (study ui {table.study})")
+
+
+def leaderboard_text(table: TrialTable) -> str:
+    """The leaderboard as plain text, for terminals and logs."""
+    from study.analyses.leaderboard import UNTRAINED, analyse
+
+    frame = analyse(table)
+    width = max(len(str(loss)) for loss in frame["loss"])
+    objective = table.protocol.get("objective", "score")
+    lines = [
+        "",
+        f"{table.study}: {objective} on validation classes",
+        f"  {'':<{width}}  {'best':>7}  {'repeated':>8}  {'published':>9}  {'trials':>6}",
+    ]
+    for row in frame.to_dict("records"):
+        untrained = row["loss"] == UNTRAINED
+        rest = (
+            []
+            if untrained
+            else [
+                f"{number(row['repeated']):>8}",
+                f"{number(row['published']):>9}",
+                f"{int(row['trials']):>6}",
+            ]
+        )
+        lines.append("  ".join([f"  {row['loss']:<{width}}", f"{number(row['best']):>7}", *rest]))
+    return "\n".join([*lines, ""])

@@ -1,0 +1,74 @@
+"""Running a study for a person: start, show, report, say what to do next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import yaml
+
+from search_spaces.space import Value
+from study.checks import open_data
+from study.display import open_display
+from study.errors import StudyError
+from study.home import StudyHome, cache_dir
+from study.jobs import Job
+from study.plan import Plan, save_plan
+
+
+def begin(home: StudyHome, plan: Plan) -> None:
+    """Make the study's directory, once its data are known to fit; nothing is written before."""
+    with open_display(plan.name) as display:
+        open_data(plan, cache_dir=cache_dir(), progress=display.building)
+    try:
+        home.directory.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(plan.file.model_dump(mode="json"), sort_keys=False)
+        (home.directory / "study.yaml").write_text(text, encoding="utf-8")
+        save_plan(plan, home.directory)
+    except OSError as error:
+        raise StudyError(f"cannot write {home.directory}: {error}") from None
+
+
+def execute(
+    home: StudyHome,
+    plan: Plan,
+    *,
+    requests: Sequence[Job] = (),
+    search: bool = True,
+    address: str | None = None,
+) -> int:
+    """Run until done or interrupted, then make the report; gives the exit code."""
+    from study.reporting import show_results
+    from study.tuning.run import run
+
+    with open_display(plan.name) as display:
+        summary = run(
+            home,
+            plan,
+            requests=requests,
+            search=search,
+            address=address,
+            tick=display.show,
+            say=display.say,
+        )
+        display.show(summary.progress, {})
+    if not summary.tracked:
+        print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
+    if not summary.finished:
+        print(f"stopped; nothing finished is lost. Go on with: study resume {home.name}")
+        return 130
+    show_results(home.tracking_uri(plan), plan.name, home.report)
+    failed = sum(p.failed for p in summary.progress)
+    if failed:
+        print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:
+    """The best finished point of each loss that has one."""
+    from study.tuning.ledger import Ledger
+    from study.tuning.record import Record
+
+    ledger = Ledger(plan, Record(home.directory, plan.spaces), search=False)
+    best = {loss: ledger.incumbent(loss) for loss in plan.losses}
+    return {loss: found[1] for loss, found in best.items() if found is not None}

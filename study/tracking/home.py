@@ -1,0 +1,305 @@
+"""How do a study's records become MLflow runs, each exactly once?
+
+The store is asked once which runs of the study it holds; from then on a record whose run or epoch
+is already there changes nothing. So records may be replayed after any crash.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+
+from study.errors import StudyError
+from study.tracking import records as names
+from study.tracking.address import with_driver
+
+PAGE = 1000
+BATCH_METRICS = 800
+BATCH_OTHERS = 100
+TAG_LENGTH = 8000
+PARAM_LENGTH = 6000
+
+PERMANENT = {
+    "INVALID_PARAMETER_VALUE",
+    "BAD_REQUEST",
+    "RESOURCE_DOES_NOT_EXIST",
+    "RESOURCE_ALREADY_EXISTS",
+    "MALFORMED_REQUEST",
+}
+"""Answers that stay the same however often the question is repeated."""
+
+Key = tuple[str, ...]
+Epoch = tuple[int, float, Mapping[str, float]]
+"""Number, time in seconds, metrics."""
+
+
+class RefusedError(Exception):
+    """The store will never take this record; the message says why."""
+
+
+@dataclass
+class KnownRun:
+    """A run of the store, with what replaying needs to know of it."""
+
+    run_id: str
+    epoch: int = -1
+    described: bool = False
+    best: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+class Home:
+    """A study's experiment in an MLflow tracking store.
+
+    Args:
+        uri: Tracking URI (sqlite, PostgreSQL or a server).
+        experiment: Name of the study's experiment; it holds this study alone.
+        artifact_root: Where a new experiment of a database store keeps artifacts; None leaves it
+            to the server.
+    """
+
+    def __init__(self, uri: str, *, experiment: str, artifact_root: Path | None) -> None:
+        self._client = MlflowClient(tracking_uri=with_driver(uri))
+        self._experiment = experiment
+        self._artifact_root = artifact_root
+        self._experiment_id = ""
+        self._runs: dict[Key, KnownRun] = {}
+        self._unsure: set[Key] = set()
+
+    @property
+    def client(self) -> MlflowClient:
+        """MLflow's client of this store."""
+        return self._client
+
+    def connect(self) -> None:
+        """Find or make the experiment and learn which runs it holds; does nothing when known."""
+        if self._experiment_id:
+            return
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            root = self._artifact_root.absolute().as_uri() if self._artifact_root else None
+            experiment_id = self._client.create_experiment(self._experiment, artifact_location=root)
+        elif found.lifecycle_stage == "deleted":
+            raise StudyError(
+                f"The MLflow experiment {self._experiment!r} was deleted: restore it, or give the "
+                "study another name."
+            )
+        else:
+            experiment_id = found.experiment_id
+        self._learn(experiment_id)
+        self._experiment_id = experiment_id
+
+    def claim(self, study: str) -> None:
+        """Mark the experiment as this study's; refuse one that holds another study."""
+        held = self._client.get_experiment(self._experiment_id).tags.get(names.STUDY, study)
+        if held != study:
+            raise StudyError(
+                f"The MLflow experiment {self._experiment!r} holds the study {held!r}, not "
+                f"{study!r}: give this study another experiment name."
+            )
+        self._client.set_experiment_tag(self._experiment_id, names.STUDY, study)
+        self._client.set_experiment_tag(
+            self._experiment_id, "mlflow.experimentKind", "custom_model_development"
+        )
+
+    def known(self, key: Key) -> KnownRun:
+        """The run of this key; RefusedError when there is none."""
+        try:
+            return self._runs[key]
+        except KeyError:
+            raise RefusedError(f"no run of {' '.join(key)} in the store (deleted there?)") from None
+
+    def has(self, key: Key) -> bool:
+        """Whether the run is there already."""
+        return key in self._runs
+
+    def branches(self) -> list[Key]:
+        """Keys of the runs that only hold others: groups, losses, then the study."""
+        order = ("group", "loss", "study")
+        return [key for kind in order for key in self._runs if key[0] == kind]
+
+    def create(self, key: Key, *, name: str, tags: Mapping[str, str], start: float) -> KnownRun:
+        """The run of this key, made unless it is there."""
+        if key in self._unsure:  # the last attempt's answer got lost: the run may well exist
+            self._learn(self._experiment_id, only=key)
+        if key not in self._runs:
+            self._unsure.add(key)
+            run = self._client.create_run(
+                self._experiment_id, start_time=_millis(start), tags=_tags(tags), run_name=name
+            )
+            self._runs[key] = KnownRun(run.info.run_id)
+        self._unsure.discard(key)
+        return self._runs[key]
+
+    def write(
+        self,
+        run: KnownRun,
+        *,
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        epochs: Iterable[Epoch] = (),
+    ) -> None:
+        """Log settings (once: MLflow never changes them), epochs not logged yet, and tags.
+
+        All in as few requests as MLflow's limits allow: one, for a trial of ordinary size.
+        """
+        settings = [] if run.described else list((params or {}).items())
+        words = list(_tags(tags or {}).items())
+        values = _metrics(run.epoch, epochs)
+        while settings or words or values:
+            count = _whole_epochs(values, BATCH_METRICS)
+            self._client.log_batch(
+                run.run_id,
+                metrics=values[:count],
+                params=[Param(key, text[:PARAM_LENGTH]) for key, text in settings[:BATCH_OTHERS]],
+                tags=[RunTag(key, text) for key, text in words[:BATCH_OTHERS]],
+            )
+            if count:
+                run.epoch = values[count - 1].step
+            settings, words, values = settings[BATCH_OTHERS:], words[BATCH_OTHERS:], values[count:]
+        run.described = run.described or bool(params)
+
+    def log_best(
+        self, run: KnownRun, *, key: str, value: float, number: int, moment: float
+    ) -> None:
+        """Log a best score so far, with the trial's number as step."""
+        before, step = run.best.get(key, (-float("inf"), 0))
+        if not value > before:
+            return
+        step = max(step, number)
+        self._client.log_batch(run.run_id, metrics=[Metric(key, value, _millis(moment), step)])
+        run.best[key] = (value, step)
+
+    def set_status(self, run: KnownRun, status: str, *, moment: float) -> None:
+        """Set a run's status; every status but RUNNING ends it."""
+        if status == "RUNNING":
+            self._client.update_run(run.run_id, status="RUNNING")
+        else:
+            self._client.set_terminated(run.run_id, status, end_time=_millis(moment))
+
+    def log_text(self, run: KnownRun, text: str, file: str) -> None:
+        """Store a text as an artifact."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, file)
+            path.write_text(text, encoding="utf-8")
+            self._client.log_artifact(run.run_id, str(path))
+
+    def log_file(self, run: KnownRun, path: Path, folder: str) -> None:
+        """Store a file, or all that a directory holds, as artifacts."""
+        if not path.exists():
+            raise RefusedError(f"the artifact {path.name} is gone")
+        send = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+        send(run.run_id, str(path), folder or None)
+
+    def log_dataset(self, run: KnownRun, info: Mapping[str, Any]) -> None:
+        """Log what the study's data are as an MLflow dataset."""
+        name, digest = str(info["name"]), str(info.get("fingerprint", "unknown"))
+        counts = {k: v for k, v in info.items() if k not in ("name", "fingerprint")}
+        dataset = Dataset(
+            name=name[:500],
+            digest=digest[:36],
+            source_type="local",
+            source=json.dumps({"uri": name}),
+            profile=json.dumps(counts),
+        )
+        context = InputTag("mlflow.data.context", "training")
+        self._client.log_inputs(run.run_id, [DatasetInput(dataset, [context])])
+
+    def _learn(self, experiment_id: str, *, only: Key | None = None) -> None:
+        """Index the study's runs; of two with one key, keep the further one, delete the other."""
+        wanted = "" if only is None else _filter(only)
+        found: dict[Key, list[Run]] = {}
+        token: str | None = None
+        while True:
+            page = self._client.search_runs(
+                [experiment_id], filter_string=wanted, max_results=PAGE, page_token=token
+            )
+            for run in page:
+                key = key_of(run.data.tags)
+                if key is not None:
+                    found.setdefault(key, []).append(run)
+            token = page.token
+            if not token:
+                break
+        for key, runs in found.items():
+            first, *others = sorted(runs, key=_standing)
+            for other in others:
+                self._client.delete_run(other.info.run_id)
+            self._runs[key] = _known(first)
+
+
+def key_of(tags: Mapping[str, str]) -> Key | None:
+    """What a run is within its study, from its tags; None for runs that are not ours."""
+    kind = tags.get(names.KIND)
+    if kind == "trial":
+        return ("trial", tags.get(names.TRIAL, ""))
+    if kind == "loss":
+        return ("loss", tags.get("loss", ""))
+    if kind == "group":
+        return ("group", tags.get("loss", ""), tags.get(names.GROUP, ""))
+    return (kind,) if kind in ("study", "baseline") else None
+
+
+def is_permanent(error: MlflowException) -> bool:
+    """Whether repeating the request is useless."""
+    return error.error_code in PERMANENT
+
+
+def _filter(key: Key) -> str:
+    tag = {"trial": names.TRIAL, "loss": "loss", "group": names.GROUP}.get(key[0])
+    kind = f"tags.`{names.KIND}` = '{key[0]}'"
+    return kind if tag is None else f"{kind} AND tags.`{tag}` = '{key[-1]}'"
+
+
+def _standing(run: Run) -> tuple[int, int, str]:
+    return -_last_step(run), run.info.start_time, run.info.run_id
+
+
+def _last_step(run: Run) -> int:
+    # The client's public `data.metrics` leaves the steps out.
+    return max((metric.step for metric in run.data._metric_objs), default=-1)
+
+
+def _known(run: Run) -> KnownRun:
+    trial = run.data.tags.get(names.KIND) == "trial"
+    return KnownRun(
+        run.info.run_id,
+        epoch=_last_step(run),
+        described=bool(run.data.params),
+        best={} if trial else {m.key: (m.value, m.step) for m in run.data._metric_objs},
+    )
+
+
+def _millis(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: value[:TAG_LENGTH] for key, value in tags.items() if value != ""}
+
+
+def _metrics(reached: int, epochs: Iterable[Epoch]) -> list[Metric]:
+    """The values of epochs beyond the one reached, each epoch once."""
+    found: list[Metric] = []
+    for epoch, moment, values in epochs:
+        if epoch > reached:
+            found += [Metric(key, value, _millis(moment), epoch) for key, value in values.items()]
+            reached = epoch
+    return found
+
+
+def _whole_epochs(values: Sequence[Metric], limit: int) -> int:
+    """How many of the values fit into a request without cutting an epoch in two."""
+    if len(values) <= limit:
+        return len(values)
+    count = limit
+    while count and values[count].step == values[count - 1].step:
+        count -= 1
+    return count or limit

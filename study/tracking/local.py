@@ -1,0 +1,84 @@
+"""Where does a study keep its MLflow store when nobody names a server?"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from study.errors import StudyError
+
+DATABASE = "mlflow.db"
+ARTIFACTS = "artifacts"
+
+# Every column in which MLflow writes where artifacts are.
+_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+
+
+def default_uri(study_dir: Path) -> str:
+    """The tracking URI of the study's own sqlite store."""
+    return f"sqlite:///{study_dir.absolute() / DATABASE}"
+
+
+def default_artifact_root(study_dir: Path) -> Path:
+    """Where the study's own store keeps artifacts."""
+    return study_dir.absolute() / ARTIFACTS
+
+
+def is_local(uri: str) -> bool:
+    """Whether the store is a file of this machine."""
+    return uri.startswith("sqlite:")
+
+
+def relocate(study_dir: Path) -> int:
+    """Repair a store whose study directory was moved; gives the number of addresses changed.
+
+    MLflow writes absolute addresses of artifacts; those of the old place are made to point to
+    `study_dir`. Does nothing when all is in its place.
+
+    Raises:
+        StudyError: There is no store in `study_dir`.
+    """
+    database = study_dir.absolute() / DATABASE
+    if not database.is_file():
+        raise StudyError(f"No MLflow store in {study_dir}: {DATABASE} is missing.")
+    root = default_artifact_root(study_dir)
+    new = root.as_uri()
+    changed = 0
+    with closing(sqlite3.connect(database, timeout=30.0)) as connection, connection:
+        for old in _old_roots(connection, root):
+            for table, column in _COLUMNS:
+                changed += _replace(connection, table, column, old, new)
+    return changed
+
+
+def _old_roots(connection: sqlite3.Connection, root: Path) -> set[str]:
+    """Addresses of former artifact folders: those of our name that are not the present one."""
+    rows = connection.execute("SELECT artifact_location FROM experiments").fetchall()
+    places = {str(row[0]) for row in rows if row[0]}
+    return {
+        place
+        for place in places
+        if place.startswith("file:")
+        and (path := Path(unquote(urlsplit(place).path))).name == ARTIFACTS
+        and path != root
+    }
+
+
+def _replace(connection: sqlite3.Connection, table: str, column: str, old: str, new: str) -> int:
+    known = connection.execute(f"PRAGMA table_info({table})").fetchall()
+    if column not in {row[1] for row in known}:
+        return 0
+    done = connection.execute(
+        f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+        f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+        (new, len(old) + 1, old, len(old) + 1, old + "/"),
+    )
+    return done.rowcount

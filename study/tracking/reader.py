@@ -1,0 +1,295 @@
+"""How does the trial table come back from the tracking store alone?
+
+Nothing but the store is read, so a report can be made far from where the study ran; two readers of
+the same store get the same table, value for value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import Experiment
+from mlflow.exceptions import MlflowException
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+
+from search_spaces.space import Space, Value
+from study.errors import StudyError, nearest
+from study.table import COLUMNS, KNOB, METRIC, TrialTable
+from study.tracking import records as names
+from study.tracking.address import with_driver
+from study.tracking.fetch import History, RunRow, fetch_history, fetch_runs, reader_settings
+from study.tracking.redaction import redact
+
+SCORE_STD = "score_std"
+SECONDS = "seconds"
+_TEXTS = ("trial", "loss", "origin", "state", "split", "point", "anchor", "swept", "host", "error")
+_INTEGERS = ("number", "seed", "epochs")
+
+
+@dataclass(frozen=True)
+class StudyEntry:
+    """A study found in a store."""
+
+    name: str
+    experiment: str
+    experiment_id: str
+    status: str
+    started: float
+
+
+def read_table(uri: str, study: str) -> TrialTable:
+    """The study's trial table.
+
+    A trial's score and metrics are those of its last epoch, its seconds the sum over its epochs.
+
+    Raises:
+        StudyError: The store does not answer, or holds no such study.
+    """
+    with _asking(uri) as client:
+        experiment = _find(client, study)
+        plan = _plan(client, experiment.experiment_id)
+        rows = _unique(fetch_runs(client, experiment.experiment_id, "trial"))
+        base = fetch_runs(client, experiment.experiment_id, "baseline")
+        history = fetch_history(client, experiment.experiment_id, [*rows, *base])
+    spaces = {loss: Space.from_dict(space) for loss, space in plan["spaces"].items()}
+    protocol = plan.get("protocol", {})
+    objective = str(protocol.get("objective", "map_at_r"))
+    curves = _curves(rows, history, objective)
+    trials = _trials(rows, curves, objective, spaces)
+    order = trials["trial"].tolist()
+    curves = _ordered(curves, order)
+    baseline = {split: dict(values) for split, values in plan.get("baseline", {}).items()}
+    baseline |= _baseline(base, history)
+    return TrialTable(
+        study=study,
+        trials=trials,
+        curves=curves,
+        spaces=spaces,
+        protocol=protocol,
+        baseline=baseline,
+    )
+
+
+def list_studies(uri: str) -> list[StudyEntry]:
+    """The studies of a store, newest first."""
+    with _asking(uri) as client:
+        entries = []
+        for experiment in _experiments(client):
+            found = fetch_runs(client, experiment.experiment_id, "study")
+            status = client.get_run(found[0].run_id).info.status if found else "RUNNING"
+            started = found[0].started if found else experiment.creation_time / 1000
+            name = experiment.tags[names.STUDY]
+            entries.append(
+                StudyEntry(name, experiment.name, experiment.experiment_id, status, started)
+            )
+    return sorted(entries, key=lambda entry: (-entry.started, entry.name))
+
+
+def study_path(uri: str, study: str) -> str:
+    """Where MLflow's UI shows the study, to be put behind the server's address."""
+    with _asking(uri) as client:
+        return f"/#/experiments/{_find(client, study).experiment_id}"
+
+
+@contextlib.contextmanager
+def _asking(uri: str) -> Iterator[MlflowClient]:
+    """A client whose failures are the user's to read: one line, no password."""
+    parts = urlsplit(uri)
+    if parts.scheme == "sqlite" and not Path(parts.path.removeprefix("/")).exists():
+        raise StudyError(f"There is no tracking store at {parts.path.removeprefix('/')}.")
+    with reader_settings():
+        try:
+            yield MlflowClient(tracking_uri=with_driver(uri))
+        except MlflowException as error:
+            line = (str(error).strip().splitlines() or ["no reason given"])[0]
+            reason = redact(line)[:300]
+            raise StudyError(
+                f"The tracking store {redact(uri)} does not answer as it should: {reason}"
+            ) from None
+
+
+def _experiments(client: MlflowClient) -> list[Experiment]:
+    found: list[Experiment] = []
+    token: str | None = None
+    while True:
+        page = client.search_experiments(max_results=1000, page_token=token)
+        found += [experiment for experiment in page if names.STUDY in experiment.tags]
+        token = page.token
+        if not token:
+            return found
+
+
+def _find(client: MlflowClient, study: str) -> Experiment:
+    known = {experiment.tags[names.STUDY]: experiment for experiment in _experiments(client)}
+    if study not in known:
+        hint = nearest(study, known) if known else "it holds no study yet"
+        raise StudyError(f"The tracking store holds no study {study!r}: {hint}")
+    return known[study]
+
+
+def _plan(client: MlflowClient, experiment_id: str) -> dict[str, Any]:
+    runs = fetch_runs(client, experiment_id, "study")
+    if not runs:
+        raise StudyError("The study's parent run is missing from the tracking store.")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = client.download_artifacts(runs[0].run_id, names.PLAN_FILE, folder)
+        except (MlflowException, OSError):
+            raise StudyError(
+                f"The study's {names.PLAN_FILE} cannot be read from its artifacts: they must be "
+                "reachable from here (a server that serves artifacts, or shared storage)."
+            ) from None
+        plan = json.loads(Path(path).read_text(encoding="utf-8"))
+    assert isinstance(plan, dict)
+    return plan
+
+
+def _unique(rows: Sequence[RunRow]) -> list[RunRow]:
+    """One run per trial, by loss and number; of doubles the one that started first."""
+    chosen: dict[str, RunRow] = {}
+    for row in sorted(rows, key=lambda row: (row.started, row.run_id)):
+        chosen.setdefault(row.tags[names.TRIAL], row)
+    return sorted(
+        chosen.values(),
+        key=lambda row: (row.tags["loss"], int(row.tags["number"]), row.tags[names.TRIAL]),
+    )
+
+
+def _curves(rows: Sequence[RunRow], history: History, objective: str) -> pd.DataFrame:
+    """One row per trial and epoch, metrics as columns; of a value logged twice the first."""
+    trial_of = {row.run_id: row.tags[names.TRIAL] for row in rows}
+    own = np.array([run in trial_of for run in history.run], dtype=bool)
+    frame = pd.DataFrame(
+        {
+            "trial": np.array([trial_of[run] for run in history.run[own]], dtype=object),
+            "epoch": history.step[own],
+            "key": [key.removeprefix(names.TEST_PREFIX) for key in history.key[own]],
+            "value": history.value[own],
+        }
+    ).drop_duplicates(["trial", "epoch", "key"], keep="first")
+    wide = frame.pivot(index=["trial", "epoch"], columns="key", values="value")
+    if objective not in wide.columns:
+        wide[objective] = np.nan
+    metrics = [objective, *sorted(set(wide.columns) - {objective})]
+    wide = wide[metrics].reset_index()
+    wide.columns = pd.Index(["trial", "epoch", *(METRIC + str(name) for name in metrics)])
+    wide.insert(2, "score", wide[METRIC + objective])
+    return wide.astype({"trial": "str", "epoch": "int64"})
+
+
+def _ordered(curves: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+    place = {trial: index for index, trial in enumerate(order)}
+    rank = curves["trial"].map(place).to_numpy()
+    sorted_rows = np.lexsort((curves["epoch"].to_numpy(), rank))
+    curves = curves.iloc[sorted_rows].reset_index(drop=True)
+    return curves.drop(columns=[METRIC + SCORE_STD], errors="ignore")
+
+
+def _trials(
+    rows: Sequence[RunRow],
+    curves: pd.DataFrame,
+    objective: str,
+    spaces: Mapping[str, Space],
+) -> pd.DataFrame:
+    frame = pd.DataFrame(
+        {
+            **{name: [row.tags.get(name, "") for row in rows] for name in _TEXTS},
+            "trial": [row.tags[names.TRIAL] for row in rows],
+            "state": [row.tags.get("state", "running") for row in rows],
+            "number": [int(row.tags["number"]) for row in rows],
+            "seed": [int(row.tags["seed"]) for row in rows],
+            "started": [row.started for row in rows],
+        }
+    )
+    keys = frame["trial"]
+    metrics = [name for name in curves.columns if name.startswith(METRIC)]
+    # The row of the last epoch itself: a NaN there is a fact, not a gap to fill.
+    last = curves.groupby("trial", sort=False).tail(1).set_index("trial")[metrics].reindex(keys)
+    epochs = curves.groupby("trial", sort=False)["epoch"].max().reindex(keys)
+    frame["epochs"] = epochs.fillna(0).to_numpy().astype("int64")
+    score = last[METRIC + objective].to_numpy(dtype="float64", copy=True)
+    score[frame["state"].isin(["diverged", "failed"]).to_numpy()] = np.nan
+    frame["score"] = score
+    frame["score_std"] = _column(last, METRIC + SCORE_STD)
+    frame["seconds"] = _seconds(curves, keys)
+    for name, knob_values in _knob_columns(rows, spaces).items():
+        frame[KNOB + name] = knob_values
+    for name in metrics:
+        if name != METRIC + SCORE_STD:
+            frame[name] = _column(last, name)
+    frame = frame.astype(
+        {**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "int64"), "started": "float64"}
+    )
+    return frame[[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)]]
+
+
+def _column(frame: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    if name not in frame:
+        return np.full(len(frame), np.nan)
+    return frame[name].to_numpy(dtype="float64")
+
+
+def _seconds(curves: pd.DataFrame, keys: pd.Series) -> np.ndarray[Any, np.dtype[np.float64]]:
+    if METRIC + SECONDS not in curves:
+        return np.full(len(keys), np.nan)
+    totals = curves.groupby("trial", sort=False)[METRIC + SECONDS].sum()
+    return totals.reindex(keys).fillna(0.0).to_numpy(dtype="float64")
+
+
+def _knob_columns(
+    rows: Sequence[RunRow], spaces: Mapping[str, Space]
+) -> dict[str, pd.Series | np.ndarray[Any, Any]]:
+    """A column per searched knob of any loss: numbers where all its values are numbers."""
+    knobs = list(dict.fromkeys(name for space in spaces.values() for name in space.searched))
+    columns: dict[str, pd.Series | np.ndarray[Any, Any]] = {}
+    for name in knobs:
+        values = [_value(row, name, spaces.get(row.tags["loss"])) for row in rows]
+        columns[name] = _typed(values, _distributions(name, spaces))
+    return columns
+
+
+def _value(row: RunRow, knob: str, space: Space | None) -> Value | None:
+    text = row.params.get(knob)
+    if text is None or space is None or knob not in space.searched:
+        return None
+    return names.decode(text, space.searched[knob].distribution)
+
+
+def _distributions(knob: str, spaces: Mapping[str, Space]) -> list[BaseDistribution]:
+    return [s.searched[knob].distribution for s in spaces.values() if knob in s.searched]
+
+
+def _typed(
+    values: Sequence[Value | None], distributions: Sequence[BaseDistribution]
+) -> pd.Series | np.ndarray[Any, Any]:
+    choices = [
+        c for d in distributions if isinstance(d, CategoricalDistribution) for c in d.choices
+    ]
+    if any(isinstance(choice, bool) or not isinstance(choice, int | float) for choice in choices):
+        whole = all(isinstance(value, bool) for value in values)
+        return pd.Series(values, dtype="bool" if whole and values else "object")
+    if values and all(isinstance(value, int) for value in values):
+        return np.array(values, dtype="int64")
+    return np.array([np.nan if value is None else value for value in values], dtype="float64")
+
+
+def _baseline(base: Sequence[RunRow], history: History) -> dict[str, dict[str, float]]:
+    wanted = {row.run_id for row in base}
+    splits: dict[str, dict[str, float]] = {}
+    for index, run in enumerate(history.run):
+        if run in wanted:
+            key = str(history.key[index])
+            split = "test" if key.startswith(names.TEST_PREFIX) else "validation"
+            name = key.removeprefix(names.TEST_PREFIX)
+            splits.setdefault(split, {}).setdefault(name, float(history.value[index]))
+    return {split: dict(sorted(values.items())) for split, values in sorted(splits.items())}

@@ -1,0 +1,126 @@
+"""What does the study tell its tracking store, and under which names does it find it again?
+
+Nothing here imports MLflow: the driver builds records, another process ships them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from search_spaces.space import Knob, Space, Value
+from study.table import State
+
+Split = Literal["validation", "test"]
+RunStatus = Literal["RUNNING", "FINISHED", "KILLED", "FAILED"]
+
+STATUS: Mapping[State, RunStatus] = {
+    "finished": "FINISHED",
+    "stopped": "KILLED",
+    "diverged": "FAILED",
+    "failed": "FAILED",
+    "running": "RUNNING",
+}
+
+# Tags of the machinery carry a prefix; those people filter by (`tags.origin = "sobol"`) do not.
+KIND, STUDY, TRIAL, GROUP = "dml.kind", "dml.study", "dml.trial", "dml.group"
+OBJECTIVE = "dml.objective"
+PLAN_FILE = "plan.json"
+TEST_PREFIX = "test/"
+"""Keeps test scores from being sorted among validation scores in MLflow's run table."""
+
+INFINITY = 1.7976931348623157e308
+"""MLflow's databases keep an infinite metric as the largest double."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """What is known about a trial when it starts.
+
+    Args:
+        trial: Key within the study (`proxy_anchor-0017`); the same key is always the same run.
+        loss: Registry name.
+        number: Order of asking within the loss.
+        origin: One of `study.table.ORIGINS`.
+        seed: Seed of initialisation, sampling and augmentation.
+        split: Where it is scored.
+        point: Key shared by trials that differ only in their seed.
+        anchor: Sweeps: what the point varies around; else empty.
+        swept: Sweeps: the knob that varies; else empty.
+        knobs: Values of the searched knobs.
+        fixed: All other settings of the trial.
+        tags: Space version, data fingerprint, code version and the like.
+        started: Seconds since the epoch, UTC.
+    """
+
+    trial: str
+    loss: str
+    number: int
+    origin: str
+    seed: int
+    split: Split
+    point: str
+    anchor: str
+    swept: str
+    knobs: Mapping[str, Value]
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started: float = 0.0
+
+    @property
+    def group(self) -> str:
+        """The branch of the loss's tree it hangs on; empty for the search itself."""
+        if self.origin == "sweep":
+            return f"sweep {self.swept}" + (f" around {self.anchor}" if self.anchor else "")
+        return "confirm" if self.origin == "confirm" else ""
+
+
+def encode(value: Value) -> str:
+    """A setting as MLflow stores it: text that `decode` turns back into the same value.
+
+    >>> encode(0.1), encode(True), encode("avg")
+    ('0.1', 'true', 'avg')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(float(value))
+    return str(value)
+
+
+def decode(text: str, distribution: BaseDistribution) -> Value:
+    """The inverse of `encode` for a knob with this distribution.
+
+    Raises:
+        ValueError: The text is no value of the distribution's type.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        for choice in distribution.choices:
+            if isinstance(choice, bool | int | float | str) and encode(choice) == text:
+                return choice
+        raise ValueError(f"{text!r} is none of the choices {list(distribution.choices)}.")
+    if isinstance(distribution, IntDistribution):
+        return int(text)
+    return float(text)
+
+
+def run_name(record: TrialRecord, space: Space | None) -> str:
+    """A short name for MLflow's run list: `proxy_anchor-0017 α=41 δ=0.12`."""
+    shown = space.scientific if space is not None else {}
+    if record.swept and space is not None and record.swept in space.searched:
+        shown = {record.swept: space.searched[record.swept]}
+    words = [
+        _shown(knob, record.knobs[name]) for name, knob in shown.items() if name in record.knobs
+    ]
+    return " ".join([record.trial, *words])
+
+
+def _shown(knob: Knob, value: Value) -> str:
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    text = f"{value:.3g}" if number else encode(value)
+    return f"{knob.symbol}={text}{knob.unit}"

@@ -1,0 +1,224 @@
+"""What does each spooled record do to the study's MLflow runs?
+
+Records of one trial within a chunk are put together, so that an epoch report costs a share of one
+request and not one request per metric.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlflow.exceptions import MlflowException
+
+from study.tracking import records as names
+from study.tracking.home import Home, KnownRun, RefusedError, is_permanent
+
+Record = Mapping[str, Any]
+NOTE = "mlflow.note.content"
+PARENT = "mlflow.parentRunId"
+STUDY_KEY = ("study",)
+
+
+@dataclass
+class _Trial:
+    """What a chunk says about one trial."""
+
+    start: Record | None = None
+    epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
+    end: Record | None = None
+
+
+class Replay:
+    """Applies records to a `Home`, in order, any number of times.
+
+    Args:
+        home: The study's experiment.
+        refuse: Told of every record the store will never take.
+    """
+
+    def __init__(self, home: Home, *, refuse: Callable[[Record, str], None]) -> None:
+        self._home = home
+        self._refuse = refuse
+        self._trials: dict[str, _Trial] = {}
+        self._objective = ""
+        self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
+
+    def apply(self, records: Sequence[Record]) -> int:
+        """Bring the store up to these records; gives how many it refused.
+
+        Raises whatever keeps the store from answering; the same records can then be applied again.
+        """
+        self._home.connect()
+        self._trials = {}
+        refused = 0
+        newest = {_file(record): number for number, record in enumerate(records)}
+        for number, record in enumerate(records):
+            op = record.get("op")
+            if op == "artifact" and newest[_file(record)] != number:
+                continue  # a later copy of the same file follows
+            if op in ("start", "epoch", "end"):
+                self._collect(record)
+                continue
+            refused += self._flush()
+            action = getattr(self, f"_do_{op}", None)
+            refused += self._guarded(action, record) if action else 1
+        return refused + self._flush()
+
+    def _collect(self, record: Record) -> None:
+        trial = self._trials.setdefault(record["trial"], _Trial())
+        if record["op"] == "start":
+            trial.start = record
+        elif record["op"] == "end":
+            trial.end = record
+        else:
+            trial.end = None  # it went on after all
+            trial.epochs.append((record["epoch"], record["at"], record["metrics"]))
+
+    def _flush(self) -> int:
+        trials, self._trials = self._trials, {}
+        refused = 0
+        for name, trial in trials.items():
+            witness = trial.start or trial.end or {"trial": name, "epochs": trial.epochs}
+            refused += self._guarded(partial(self._trial, name, trial), witness)
+        return refused
+
+    def _guarded(self, action: Callable[[Record], None], record: Record) -> int:
+        try:
+            action(record)
+        except RefusedError as reason:
+            self._refuse(record, str(reason))
+        except MlflowException as error:
+            if not is_permanent(error):
+                raise
+            self._refuse(record, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            # No record of ours looks like this: one must not hold up all that follow.
+            self._refuse(record, f"{type(error).__name__}: {error}")
+        else:
+            return 0
+        return 1
+
+    def _trial(self, name: str, trial: _Trial, _: Record) -> None:
+        params = trial.start["params"] if trial.start is not None else {}
+        if trial.start is not None:
+            run = self._start(trial.start)
+        else:
+            run = self._home.known(("trial", name))
+        tags = {key: trial.end[key] for key in ("state", "host", "error")} if trial.end else {}
+        self._home.write(run, params=params, tags=tags, epochs=trial.epochs)
+        if trial.end is not None:
+            self._end(run, trial.end)
+
+    def _start(self, record: Record) -> KnownRun:
+        key = ("trial", record["trial"])
+        again = self._home.has(key)
+        parent = self._branch(record["loss"], record["group"], record["at"])
+        tags = {
+            names.KIND: "trial",
+            names.TRIAL: record["trial"],
+            PARENT: parent.run_id,
+            "state": "running",
+            **record["tags"],
+            **self._common,
+        }
+        run = self._home.create(key, name=record["name"], tags=tags, start=record["at"])
+        if again:  # it goes on, perhaps after an end
+            self._home.write(run, tags={"state": "running"})
+            self._home.set_status(run, "RUNNING", moment=record["at"])
+        return run
+
+    def _end(self, run: KnownRun, record: Record) -> None:
+        self._home.set_status(run, names.STATUS[record["state"]], moment=record["at"])
+        if record.get("best") is not None:
+            self._best(record)
+
+    def _best(self, record: Record) -> None:
+        """Best scores so far, on the loss and on the study: what their charts show."""
+        loss, objective = record["loss"], record["objective"]
+        for key, name in ((("loss", loss), objective), (STUDY_KEY, f"{loss}/{objective}")):
+            self._home.log_best(
+                self._home.known(key),
+                key=name,
+                value=record["best"],
+                number=record["number"],
+                moment=record["at"],
+            )
+
+    def _branch(self, loss: str, group: str, moment: float) -> KnownRun:
+        """The run a trial hangs on: its loss, or the loss's sweep or confirmation."""
+        run = self._loss(loss, moment)
+        if not group:
+            return run
+        tags = {names.KIND: "group", names.GROUP: group, "loss": loss, PARENT: run.run_id}
+        return self._home.create(
+            ("group", loss, group),
+            name=f"{loss} {group}",
+            tags={**tags, **self._common},
+            start=moment,
+        )
+
+    def _loss(self, loss: str, moment: float) -> KnownRun:
+        study = self._home.known(STUDY_KEY)
+        tags = {names.KIND: "loss", "loss": loss, PARENT: study.run_id, **self._common}
+        if self._objective:
+            tags[names.OBJECTIVE] = self._objective
+        return self._home.create(("loss", loss), name=loss, tags=tags, start=moment)
+
+    def _do_study(self, record: Record) -> None:
+        plan = record["plan"]
+        self._home.claim(record["name"])
+        self._objective = str(plan.get("protocol", {}).get("objective", ""))
+        tags = {names.KIND: "study", names.STUDY: record["name"], **self._common}
+        study = self._home.create(STUDY_KEY, name=record["name"], tags=tags, start=record["at"])
+        self._home.write(study, params=record["params"], tags={NOTE: record["note"]})
+        self._home.log_text(study, json.dumps(plan, ensure_ascii=False, indent=1), names.PLAN_FILE)
+        if record["dataset"]:
+            self._home.log_dataset(study, record["dataset"])
+        for loss in record["losses"]:
+            run = self._loss(loss, record["at"])
+            self._home.write(run, tags={NOTE: record["loss_notes"].get(loss, "")})
+            self._home.set_status(run, "RUNNING", moment=record["at"])
+        self._home.set_status(study, "RUNNING", moment=record["at"])
+
+    def _do_baseline(self, record: Record) -> None:
+        study = self._home.known(STUDY_KEY)
+        tags = {names.KIND: "baseline", "origin": "untrained", PARENT: study.run_id, **self._common}
+        moment = record["at"]
+        run = self._home.create(("baseline",), name="untrained backbone", tags=tags, start=moment)
+        # Step 0 for validation, 1 for test: each is logged once, a repeated call changes nothing.
+        self._home.write(run, epochs=[(record["step"], moment, record["metrics"])])
+        self._home.set_status(run, "FINISHED", moment=moment)
+
+    def _do_artifact(self, record: Record) -> None:
+        run = self._home.known(self._target(record["to"]))
+        self._home.log_file(run, Path(record["path"]), record["folder"])
+
+    def _target(self, to: str) -> tuple[str, ...]:
+        if to == "study":
+            return STUDY_KEY
+        trial = ("trial", to)
+        return trial if self._home.has(trial) else ("loss", to)
+
+    def _do_note(self, record: Record) -> None:
+        self._home.write(self._home.known(STUDY_KEY), tags={NOTE: record["text"]})
+
+    def _do_finish(self, record: Record) -> None:
+        for key in self._home.branches():
+            self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
+
+
+def _file(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(key) for key in ("path", "to", "folder"))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

@@ -1,0 +1,299 @@
+"""How does the driver record a study without ever waiting for the tracking server?
+
+Every call appends one line to a spool on disk and returns; the shipper, a process of its own,
+carries the lines to MLflow. A server that is down delays nothing and loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from search_spaces.space import Space, describe
+from study.errors import StudyError
+from study.table import State
+from study.tracking.address import is_database
+from study.tracking.local import ARTIFACTS
+from study.tracking.records import TEST_PREFIX, TrialRecord, encode, run_name
+from study.tracking.redaction import redact
+from study.tracking.ship import Settings
+from study.tracking.spool import Spool, Status, locked, read_status
+
+_log = logging.getLogger(__name__)
+_RESTART_SECONDS = 30.0
+
+
+class Tracker:
+    """Writes one study to its MLflow store; all calls but `flush` and `close` return at once.
+
+    Use it as a context manager, or call `close`.
+
+    Args:
+        uri: Tracking URI: `sqlite:///...`, `postgresql://...` or a server's address. MLflow's own
+            environment variables (user, password, token, certificates) hold.
+        spool: Folder where records wait; one tracker at a time uses it.
+        artifact_root: Where a new experiment of a database store keeps its artifacts; None for
+            `artifacts` beside the spool. A server decides itself.
+        experiment: MLflow experiment of the study, normally the study's name.
+        interval: Seconds over which records are put together into one request.
+        patience: Longest wait in seconds between two attempts at a server that is down.
+
+    Raises:
+        StudyError: Another process is writing to this spool.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        spool: Path,
+        artifact_root: Path | None,
+        experiment: str,
+        interval: float = 1.0,
+        patience: float = 15.0,
+    ) -> None:
+        if artifact_root is None and is_database(uri):
+            artifact_root = spool.absolute().parent / ARTIFACTS
+        self._settings = Settings(
+            uri=uri,
+            spool=str(spool.absolute()),
+            experiment=experiment,
+            artifact_root=str(artifact_root.absolute()) if artifact_root else None,
+            interval=interval,
+            patience=patience,
+        )
+        spool.mkdir(parents=True, exist_ok=True)
+        self._stack = contextlib.ExitStack()
+        if not self._stack.enter_context(locked(spool / "writer.lock", wait=False)):
+            self._stack.close()
+            raise StudyError(f"Another process is running this study (it writes to {spool}).")
+        self._spool = Spool(spool)
+        self._spaces: dict[str, Space] = {}
+        self._objective = ""
+        self._open: dict[str, tuple[TrialRecord, float | None]] = {}
+        self._said = ""
+        self._shipper: subprocess.Popen[bytes] | None = None
+        self._shipper_since = 0.0
+        self._start_shipper()
+
+    def open_study(
+        self, *, name: str, plan: Mapping[str, Any], losses: Sequence[str], note: str
+    ) -> None:
+        """Begin the study, or go on with it: the parent run, one run per loss, the plan.
+
+        Args:
+            name: The study's name.
+            plan: JSON types; all a reader needs besides the trials: `spaces` ({loss:
+                Space.to_dict()}), `protocol` (with `objective`), `baseline`, and optionally
+                `dataset` ({name, fingerprint, and counts}).
+            losses: Registry names, in the order to show them.
+            note: What the study is and how it stands, in words (Markdown).
+        """
+        self._spaces = {k: Space.from_dict(v) for k, v in plan.get("spaces", {}).items()}
+        protocol = plan.get("protocol", {})
+        self._objective = str(protocol.get("objective", ""))
+        self._append(
+            "study",
+            time.time(),
+            name=name,
+            plan=plan,
+            losses=list(losses),
+            note=redact(note),
+            params=_texts({k: v for k, v in protocol.items() if _is_plain(v)}),
+            dataset=_dataset(plan),
+            loss_notes={loss: _loss_note(space) for loss, space in self._spaces.items()},
+        )
+
+    def trial_started(self, record: TrialRecord) -> None:
+        """A trial starts, or goes on after an interruption (the same run goes on)."""
+        self._open[record.trial] = (record, None)
+        tags = {
+            "loss": record.loss,
+            "number": str(record.number),
+            "origin": record.origin,
+            "seed": str(record.seed),
+            "split": record.split,
+            "point": record.point,
+            "anchor": record.anchor,
+            "swept": record.swept,
+        }
+        self._append(
+            "start",
+            record.started,
+            trial=record.trial,
+            loss=record.loss,
+            group=record.group,
+            name=run_name(record, self._spaces.get(record.loss)),
+            params=_texts({**record.fixed, **record.knobs}),
+            tags=tags | {key: redact(str(value)) for key, value in record.tags.items()},
+        )
+        self._revive_shipper()
+
+    def epoch(
+        self, trial: str, epoch: int, metrics: Mapping[str, float], *, timestamp: float
+    ) -> None:
+        """The trial's metrics after an epoch; an epoch that was logged before is not again."""
+        record, score = self._open.get(trial, (None, None))
+        values = {name: float(value) for name, value in metrics.items()}
+        if record is not None:
+            self._open[trial] = (record, values.get(self._objective, score))
+            if record.split == "test":
+                values = {TEST_PREFIX + name: value for name, value in values.items()}
+        self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values)
+
+    def trial_ended(
+        self, trial: str, *, state: State, error: str = "", host: str = "", timestamp: float
+    ) -> None:
+        """The trial ended so; its run becomes FINISHED, KILLED (stopped early) or FAILED."""
+        record, score = self._open.pop(trial, (None, None))
+        last = (redact(error).strip().splitlines() or [""])[-1]
+        fields: dict[str, Any] = {"state": state, "error": last[:500], "host": host}
+        if record is not None and state == "finished" and record.split == "validation":
+            fields |= {"best": score, "loss": record.loss, "number": record.number}
+            fields["objective"] = self._objective
+        self._append("end", timestamp, trial=trial, **fields)
+
+    def baseline(self, split: str, metrics: Mapping[str, float]) -> None:
+        """Scores of the untrained backbone on `validation` or `test` classes."""
+        prefix = TEST_PREFIX if split == "test" else ""
+        values = {prefix + name: float(value) for name, value in metrics.items()}
+        self._append("baseline", time.time(), step=int(split == "test"), metrics=values)
+
+    def artifact(self, path: Path, *, to: str, folder: str = "") -> None:
+        """Store a file or folder with the study, a loss or a trial; the newest copy stays.
+
+        Args:
+            path: Read when it is shipped, so it must stay there.
+            to: "study", a loss's name or a trial's key.
+            folder: Where among the run's artifacts; empty for the top.
+        """
+        self._append("artifact", time.time(), path=str(path.absolute()), to=to, folder=folder)
+
+    def note(self, text: str) -> None:
+        """Replace the words on the parent run (Markdown)."""
+        self._append("note", time.time(), text=redact(text))
+
+    def end_study(self, *, state: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
+        """The study's own run and its losses' end."""
+        self._append("finish", time.time(), state=state)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until the store has everything; False when it has not after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        self._revive_shipper()
+        asked = 0.0
+        while True:
+            target = self._spool.end()
+            if not self._spool.held and self.status().acknowledged >= target:
+                return True
+            now = time.monotonic()
+            if now >= end:
+                return False
+            if now - asked > 1.0:
+                self._hurry()
+                asked = now
+            time.sleep(min(0.02, max(end - now, 0.0)))
+
+    def status(self) -> Status:
+        """How far shipping got, and what holds it up."""
+        return read_status(self._spool.folder)
+
+    def close(self, timeout: float = 30.0) -> bool:
+        """Ship what is left, at most so long; what remains is shipped next time (then False)."""
+        if self._shipper is None:
+            return True
+        done = self.flush(timeout)
+        shipper, self._shipper = self._shipper, None
+        with contextlib.suppress(OSError):
+            assert shipper.stdin is not None
+            shipper.stdin.close()
+        try:
+            shipper.wait(timeout=5.0 if done else 1.0)
+        except subprocess.TimeoutExpired:
+            shipper.kill()
+            shipper.wait()
+        self._spool.close()
+        self._stack.close()
+        if not done:
+            status = read_status(self._spool.folder)
+            _log.warning("Not everything reached the tracking store: %s", status.error or "slow")
+        return done
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, op: str, moment: float, **fields: Any) -> None:
+        self._spool.append({"op": op, "at": moment, **fields})
+        if self._spool.problem != self._said:
+            self._said = self._spool.problem
+            if self._said:
+                _log.warning("%s; records are kept in memory meanwhile", self._said)
+
+    def _start_shipper(self) -> None:
+        top = Path(__file__).resolve().parents[2]
+        path = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
+        with (self._spool.folder / "shipper.log").open("ab") as log:
+            self._shipper = subprocess.Popen(
+                [sys.executable, "-m", "study.tracking.ship"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C is for the study; the shipper ends with its pipe
+            )
+        self._shipper_since = time.monotonic()
+        line = json.dumps(asdict(self._settings)) + "\n"
+        assert self._shipper.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._shipper.stdin.write(line.encode())
+            self._shipper.stdin.flush()
+
+    def _revive_shipper(self) -> None:
+        """A shipper that died (out of memory, killed) is replaced, not too often."""
+        dead = self._shipper is not None and self._shipper.poll() is not None
+        if dead and time.monotonic() - self._shipper_since > _RESTART_SECONDS:
+            _log.warning("The tracking shipper ended unexpectedly; starting another.")
+            self._start_shipper()
+
+    def _hurry(self) -> None:
+        if self._shipper is not None and self._shipper.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._shipper.stdin.write(b"!")
+                self._shipper.stdin.flush()
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: redact(encode(value)) for name, value in settings.items()}
+
+
+def _dataset(plan: Mapping[str, Any]) -> dict[str, Any]:
+    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
+    return {"name": info} if isinstance(info, str) else dict(info)
+
+
+def _loss_note(space: Space) -> str:
+    """The searched knobs as a table, with symbols, units and the published value."""
+    published = space.published[0].values if space.published else {}
+    rows = [
+        f"| {knob.symbol} | `{name}` | {describe(knob.distribution)} | {knob.unit or '1'} "
+        f"| {published.get(name, '')} | {space.role(name)} |"
+        for name, knob in space.searched.items()
+    ]
+    head = ["| symbol | knob | range | unit | published | role |", "|---|---|---|---|---|---|"]
+    return "\n".join([f"**{space.loss}**: {space.paper}", "", *head, *rows])

@@ -1,0 +1,65 @@
+"""Which trials are not worth finishing?
+
+Asynchronous successive halving (Li et al., MLSys 2020, arXiv:1810.05934) with the epoch as its
+time: at each rung a trial must be among the best 1/reduction of all that ever reached that rung.
+One population per loss, because losses converge at different speeds. Its whole state is the scores
+at the rungs, so it is rebuilt from the recorded learning curves after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+class Rungs:
+    """The rungs of one loss.
+
+    Args:
+        epochs: Length of a full trial; nothing is decided there.
+        grace: No trial is stopped before this epoch.
+        reduction: At a rung the best 1/reduction go on.
+    """
+
+    def __init__(self, *, epochs: int, grace: int, reduction: int) -> None:
+        if grace < 1 or reduction < 2:
+            raise ValueError(
+                f"`grace >= 1` and `reduction >= 2` must hold, but got {grace=}, {reduction=}."
+            )
+        self.milestones: list[int] = []
+        milestone = grace
+        while milestone < epochs:
+            self.milestones.append(milestone)
+            milestone *= reduction
+        self._reduction = reduction
+        self._scores: dict[int, dict[str, float]] = {m: {} for m in self.milestones}
+
+    def report(self, trial: str, epoch: int, score: float) -> bool:
+        """Record a score; True when the trial should stop here.
+
+        A trial that skipped a milestone (it continued from a later checkpoint) is judged at the
+        first epoch it reports beyond it.
+        """
+        stop = False
+        for milestone in self.milestones:
+            scores = self._scores[milestone]
+            if epoch >= milestone and trial not in scores:
+                scores[trial] = score
+                stop = self._is_low(score, scores)
+        return stop
+
+    def replay(self, trial: str, curve: Mapping[int, float]) -> None:
+        """Record a trial's learning curve without deciding anything."""
+        for epoch in sorted(curve):
+            self.report(trial, epoch, curve[epoch])
+
+    def scores_at(self, milestone: int) -> dict[str, float]:
+        """The scores recorded at a rung, by trial."""
+        return dict(self._scores[milestone])
+
+    def _is_low(self, score: float, scores: Mapping[str, float]) -> bool:
+        values = np.array([s for s in scores.values() if np.isfinite(s)])
+        if len(values) < 2:
+            return False
+        return bool(score < np.quantile(values, 1.0 - 1.0 / self._reduction))

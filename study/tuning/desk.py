@@ -1,0 +1,164 @@
+"""Where trials check in and out: the ledger decides, the tracker is told, checkpoints are kept.
+
+Tune's searcher and scheduler talk to this desk; it holds no Ray object, so whatever happens in a
+cluster reaches the study through these few calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from study.jobs import Job, Outcome
+from study.plan import Plan
+from study.table import State
+from study.tuning.ledger import Ledger
+from trainables.checkpoints import remove_checkpoint
+
+MAX_LOSSES = 5
+
+
+class Listener(Protocol):
+    """Someone who is told what happens: the tracker."""
+
+    def started(self, job: Job) -> None:
+        """A trial starts, or starts again."""
+
+    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float]) -> None:
+        """A trial finished an epoch."""
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        """A trial ended."""
+
+
+class Desk:
+    """The one place through which a run's trials pass.
+
+    Args:
+        plan: The study.
+        ledger: Decides.
+        listener: Is told.
+        cache_dir: Where nodes keep decoded data.
+        checkpoint_dir: Where trials keep their checkpoints.
+        slots: Trials that run at once; one more is asked for ahead, so that no slot waits.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ledger: Ledger,
+        listener: Listener,
+        *,
+        cache_dir: Path,
+        checkpoint_dir: Path,
+        slots: Callable[[], int],
+    ) -> None:
+        self._plan, self.ledger, self._listener = plan, ledger, listener
+        self._cache_dir, self._checkpoint_dir, self._slots = cache_dir, checkpoint_dir, slots
+        self._seconds: dict[str, float] = {}
+        self._kept: dict[str, str] = {}
+        self._losses: dict[str, int] = {}
+
+    def start(self) -> dict[str, Any] | None:
+        """The next trial's spec as plain values; None when there is nothing to start now."""
+        if len(self.ledger.running) > self._slots():
+            return None
+        job = self.ledger.next_job()
+        if job is None:
+            return None
+        self._listener.started(job)
+        spec = self._plan.trial_spec(
+            job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
+        )
+        return spec.to_dict()
+
+    def result(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """What a trial reports after an epoch; True when it must not go on."""
+        job = self.ledger.running.get(trial)
+        if job is None:
+            return True
+        state, epoch = result["state"], int(result["epoch"])
+        seconds = self._seconds[trial] = float(result.get("seconds", self._seconds.get(trial, 0.0)))
+        if state in ("diverged", "failed"):
+            self._end(job, _failure(state, epoch, seconds, result))
+            return True
+        self._losses.pop(trial, None)
+        self._listener.epoch(job, epoch, _metrics(result))
+        score = float(result["score"])
+        low = self.ledger.report(trial, epoch, score)
+        if state == "finished" or low:
+            self._end(
+                job,
+                Outcome(
+                    state="finished" if state == "finished" else "stopped",
+                    epochs=epoch,
+                    score=score,
+                    score_std=float(result.get("score_std", math.nan)),
+                    seconds=seconds,
+                    host=str(result.get("host", "")),
+                    metrics=_metrics(result),
+                ),
+            )
+            return True
+        return False
+
+    def lost(self, trial: str) -> None:
+        """A trial's process died; the trial goes on in another from its last checkpoint.
+
+        A lost node is a pause. Only a trial that kills its process again and again without ever
+        finishing another epoch has failed.
+        """
+        job = self.ledger.running.get(trial)
+        if job is None:
+            return
+        self._losses[trial] = self._losses.get(trial, 0) + 1
+        if self._losses[trial] <= MAX_LOSSES:
+            self.ledger.give_back(trial)
+            return
+        seconds = self._seconds.get(trial, 0.0)
+        error = f"its process died {self._losses[trial]} times in the same epoch"
+        self._end(
+            job,
+            Outcome(
+                "failed", self.ledger.epochs_done(trial), math.nan, seconds=seconds, error=error
+            ),
+        )
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        # The tracker writes ahead: should we die between the two lines, the trial is still open
+        # in the record and ends again after a resume, which changes nothing in the tracker.
+        self._listener.ended(job, outcome)
+        self.ledger.end(job.trial, outcome)
+        self._seconds.pop(job.trial, None)
+        self._keep_best(job)
+
+    def _keep_best(self, job: Job) -> None:
+        """Keep the last checkpoint of each loss's incumbent, and no other."""
+        incumbent = self.ledger.incumbent(job.loss)
+        best = incumbent[0] if incumbent else ""
+        if best == job.trial:
+            old = self._kept.get(job.loss)
+            if old and old != best:
+                remove_checkpoint(self._checkpoint_dir, old)
+            self._kept[job.loss] = best
+        else:
+            remove_checkpoint(self._checkpoint_dir, job.trial)
+
+
+def _metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    prefix = "metrics/"
+    flat = {k.removeprefix(prefix): v for k, v in result.items() if k.startswith(prefix)}
+    return {k: float(v) for k, v in (flat or result.get("metrics", {})).items()}
+
+
+def _failure(state: State, epoch: int, seconds: float, result: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        state=state,
+        epochs=epoch,
+        score=math.nan,
+        seconds=seconds,
+        error=str(result.get("error", "")),
+        host=str(result.get("host", "")),
+    )

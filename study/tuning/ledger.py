@@ -1,0 +1,160 @@
+"""Who runs next, and who stops?
+
+The ledger decides everything about a study and knows nothing of Ray: it hands out jobs, takes
+reports and outcomes, and writes each to the record first. Tune's searcher and scheduler are thin
+adapters around it, and simulations drive it directly.
+
+All losses of a study share one run: the next job belongs to the loss that is furthest behind, so
+budgets stay equal and no slot idles at a loss's tail. Within a loss the order is: published point,
+Sobol points, repeated seeds, points chosen by the sampler, repeated seeds of the incumbent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from search_spaces.space import Value
+from study.jobs import Job, Outcome, Progress, trial_key
+from study.plan import Plan
+from study.tuning.record import Record, job_of, outcome_of
+from study.tuning.search import LossSearch
+
+
+class Ledger:
+    """The state of a study, rebuilt from its record.
+
+    Args:
+        plan: What to run.
+        record: What was asked and came of it so far.
+        requests: Trainings asked for by name (sweeps, confirmations).
+        search: False runs only the requests and what was left unfinished.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        record: Record,
+        *,
+        requests: Sequence[Job] = (),
+        search: bool = True,
+    ) -> None:
+        self._plan, self._record, self._search = plan, record, search
+        self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
+        self._running: dict[str, Job] = {}
+        self._curves: dict[str, dict[int, float]] = {}
+        self._unfinished: list[Job] = []
+        self._requests: list[Job] = []
+        identities = set()
+        for loss in plan.losses:
+            for trial in record.trials(loss):
+                job = job_of(trial)
+                identities.add(job.identity)
+                if outcome_of(trial) is None:
+                    self._unfinished.append(job)
+                    self._curves[job.trial] = dict(trial.intermediate_values)
+        for request in requests:
+            if request.identity not in identities:
+                identities.add(request.identity)
+                self._requests.append(request)
+
+    @property
+    def running(self) -> Mapping[str, Job]:
+        """Jobs handed out and not ended, by trial."""
+        return self._running
+
+    def next_job(self) -> Job | None:
+        """The next job; None when there is nothing to hand out right now.
+
+        Jobs that a crash left unfinished come first, under their old keys.
+        """
+        if self._unfinished:
+            job = self._unfinished.pop(0)
+            self._running[job.trial] = job
+            return job
+        job_or_none = self._next_request() or (self._next_searched() if self._search else None)
+        if job_or_none is not None:
+            self._record.start(job_or_none)
+            self._losses[job_or_none.loss].started(job_or_none)
+            self._running[job_or_none.trial] = job_or_none
+        return job_or_none
+
+    def is_finished(self) -> bool:
+        """Whether nothing runs and nothing will."""
+        if self._running or self._unfinished or self._requests:
+            return False
+        return not self._search or self.search_is_finished()
+
+    def search_is_finished(self) -> bool:
+        """Whether every point and repeat of the plan has ended."""
+        return all(search.is_finished() for search in self._losses.values())
+
+    def report(self, trial: str, epoch: int, score: float) -> bool:
+        """A trial's score after an epoch; True when it should stop early.
+
+        An epoch that was reported before (its trial went on from an older checkpoint) is ignored.
+        """
+        job = self._running.get(trial)
+        if job is None:
+            return False
+        curve = self._curves.setdefault(trial, {})
+        if epoch in curve:
+            return False
+        curve[epoch] = score
+        self._record.report(trial, epoch, score)
+        return self._losses[job.loss].report(job, epoch, score)
+
+    def end(self, trial: str, outcome: Outcome) -> None:
+        """How a trial ended. Ending it twice changes nothing."""
+        job = self._running.pop(trial, None)
+        if job is None:
+            return
+        curve = self._curves.pop(trial, {})
+        search = self._losses[job.loss]
+        self._record.end(trial, outcome, told=search.value_for_sampler(job, outcome, curve))
+        search.ended(job, outcome, curve)
+
+    def epochs_done(self, trial: str) -> int:
+        """Epochs a running trial has reported."""
+        return max(self._curves.get(trial, {}), default=0)
+
+    def give_back(self, trial: str) -> None:
+        """Take a job back whose process died; it is handed out again before any new one."""
+        job = self._running.pop(trial, None)
+        if job is not None:
+            self._unfinished.append(job)
+
+    def progress(self) -> list[Progress]:
+        """How far each loss is, in the plan's order."""
+        asked = [*self._requests, *self._unfinished]
+        return [
+            search.progress(
+                running=[j for j in self._running.values() if j.loss == loss],
+                waiting=[j for j in asked if j.loss == loss],
+                searching=self._search,
+                epochs_running=sum(
+                    len(self._curves.get(j.trial, {}))
+                    for j in self._running.values()
+                    if j.loss == loss
+                ),
+            )
+            for loss, search in self._losses.items()
+        ]
+
+    def incumbent(self, loss: str) -> tuple[str, dict[str, Value]] | None:
+        """Key and values of the best finished trial of a loss's search, if any."""
+        return self._losses[loss].incumbent()
+
+    def _next_request(self) -> Job | None:
+        if not self._requests:
+            return None
+        job = self._requests.pop(0)
+        number = self._losses[job.loss].next_number()
+        return replace(job, number=number, trial=trial_key(job.loss, number))
+
+    def _next_searched(self) -> Job | None:
+        for search in sorted(self._losses.values(), key=lambda s: s.share_asked()):
+            job = search.next_job()
+            if job is not None:
+                return job
+        return None

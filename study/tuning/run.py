@@ -1,0 +1,320 @@
+"""One Tune run over all losses of a study."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from study.checks import describe_data, open_data
+from study.finishing import Refresher, publish
+from study.home import StudyHome, cache_dir
+from study.jobs import Job, Progress
+from study.plan import Plan
+from study.tracking.local import relocate
+from study.tracking.writer import Tracker
+from study.tuning.desk import Desk
+from study.tuning.ledger import Ledger
+from study.tuning.record import Record
+from study.tuning.telling import TrackingListener
+
+_TUNE_SETTINGS = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # the study's record replaces Tune's snapshots
+    "TUNE_WARN_THRESHOLD_S": "5",
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+Tick = Callable[[Sequence[Progress], Mapping[str, Job]], None]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a run ended.
+
+    Args:
+        finished: Whether everything planned was run.
+        progress: How far each loss is.
+        seconds: Wall-clock time of this run.
+        tracked: Whether everything reached MLflow (else it waits in the spool).
+    """
+
+    finished: bool
+    progress: Sequence[Progress]
+    seconds: float
+    tracked: bool
+
+
+def run(
+    home: StudyHome,
+    plan: Plan,
+    *,
+    requests: Sequence[Job] = (),
+    search: bool = True,
+    address: str | None = None,
+    tick: Tick | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    report: bool = True,
+    trainable: type | None = None,
+) -> RunSummary:
+    """Run, or go on with, a study until its plan is done or it is interrupted.
+
+    Args:
+        home: The study's directory; its plan is already there.
+        plan: What to run.
+        requests: Trainings asked for by name, run once each however often they are asked.
+        search: False leaves the search alone.
+        address: A Ray cluster; None uses a running one of this process, else starts one.
+        tick: Called a few times a second with the progress and the running jobs.
+        say: Told in one line what is going on before trials run.
+        report: False leaves the report to `study report`.
+        trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
+    """
+    started = time.monotonic()
+    with home.locked():
+        if (home.directory / "mlflow.db").exists():
+            relocate(home.directory)
+        say("opening data")
+        bench = open_data(plan, cache_dir=cache_dir())
+        data = describe_data(plan, bench)
+        record = Record(home.directory, plan.spaces, writable=True)
+        ledger = Ledger(plan, record, requests=requests, search=search)
+        with Tracker(
+            home.tracking_uri(plan),
+            spool=home.spool,
+            artifact_root=home.artifact_root(plan),
+            experiment=plan.name,
+        ) as tracker:
+            _open_tracking(tracker, plan, data)
+            say("scoring the untrained backbone")
+            for split in _splits(requests, search):
+                tracker.baseline(split, _baseline(plan, bench, split))
+            with _ray(plan, address, say):
+                desk = Desk(
+                    plan,
+                    ledger,
+                    TrackingListener(tracker, plan, _tags(data)),
+                    cache_dir=cache_dir(),
+                    checkpoint_dir=home.checkpoints,
+                    slots=_slots(plan),
+                )
+                if not ledger.is_finished():
+                    with Refresher(home, plan, tracker) as refresher:
+                        _tune(home, plan, desk, _shower(desk, tick, refresher), trainable)
+            finished = ledger.is_finished()
+            if finished and report:
+                publish(home, plan, tracker, bench, ledger, say)
+            tracker.end_study(state="FINISHED" if finished else "KILLED")
+            tracked = tracker.close()
+        return RunSummary(finished, ledger.progress(), time.monotonic() - started, tracked)
+
+
+def _tune(
+    home: StudyHome, plan: Plan, desk: Desk, show: Callable[[], None], trainable: type | None
+) -> None:
+    from ray import tune
+
+    from study.tuning.adapters import DeskScheduler, DeskSearcher, Ticker
+    from trainables.trial import StudyTrial
+
+    with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
+        tuner = tune.Tuner(
+            tune.with_resources(trainable or StudyTrial, _placement(plan)),
+            tune_config=tune.TuneConfig(
+                search_alg=DeskSearcher(desk),
+                scheduler=DeskScheduler(desk),
+                num_samples=-1,
+                reuse_actors=True,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(home.directory / ".tune"),
+                # The desk hands a trial whose process died to another one; Tune's own retries
+                # miss those that die between two trials.
+                failure_config=tune.FailureConfig(max_failures=0),
+                callbacks=[Ticker(show)],
+                verbose=0,
+            ),
+        )
+        # Lost processes are the desk's business, not a page of traceback for the user.
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        try:
+            tuner.fit()
+        finally:
+            shutil.rmtree(home.directory / ".tune", ignore_errors=True)
+
+
+def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[], None]:
+    """What is done a few times a second while trials run."""
+
+    def show() -> None:
+        progress = desk.ledger.progress()
+        refresher.tick(progress)
+        if tick is not None:
+            tick(progress, desk.ledger.running)
+
+    return show
+
+
+def _placement(plan: Plan) -> Any:
+    from ray.tune import PlacementGroupFactory
+
+    resources = plan.file.resources
+    bundle: dict[str, float] = {"CPU": resources.cpus_per_trial}
+    if resources.gpus_per_trial:
+        bundle["GPU"] = resources.gpus_per_trial
+    return PlacementGroupFactory([bundle])
+
+
+def _slots(plan: Plan) -> Callable[[], int]:
+    """How many trials the cluster can run at once, asked anew every few seconds."""
+    import ray
+
+    resources = plan.file.resources
+    state = {"slots": 1, "until": 0.0}
+
+    def slots() -> int:
+        if time.monotonic() >= state["until"]:
+            total = ray.cluster_resources()
+            fits = [math.floor(total.get("CPU", 0.0) / resources.cpus_per_trial + 1e-9)]
+            if resources.gpus_per_trial:
+                fits.append(math.floor(total.get("GPU", 0.0) / resources.gpus_per_trial + 1e-9))
+            state["slots"] = max(1, min(fits))
+            state["until"] = time.monotonic() + 5.0
+        return min(int(state["slots"]), resources.max_concurrent or 10**6)
+
+    return slots
+
+
+@contextlib.contextmanager
+def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterator[None]:
+    """A Ray to run on: this process's, the one at `address`, or one of our own."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    say("starting Ray" if address is None else f"connecting to Ray at {address}")
+    common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    with _environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
+        if address is None:
+            ray.init(include_dashboard=False, object_store_memory=200 * 2**20, **common)
+        else:
+            ray.init(address=address, **common)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _polite_stop() -> Iterator[None]:
+    """SIGTERM stops like ctrl-C: no new trial starts, and the record stays in order."""
+    try:
+        old = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the time of a block; the user's own settings win."""
+    added = {k: v for k, v in values.items() if k not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
+
+
+def _open_tracking(tracker: Tracker, plan: Plan, data: Mapping[str, Any]) -> None:
+    tracker.open_study(
+        name=plan.name,
+        plan={
+            "spaces": {loss: space.to_dict() for loss, space in plan.spaces.items()},
+            "protocol": protocol_record(plan, data),
+            "baseline": {},
+            "dataset": dict(data),
+            "file": plan.file.model_dump(mode="json", exclude={"tracking"}),
+        },
+        losses=plan.losses,
+        note=study_note(plan, data),
+    )
+
+
+def protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report's header needs to know of the protocol."""
+    file = plan.file
+    return {
+        "objective": file.protocol.objective,
+        "folds": file.protocol.folds,
+        "epochs": max(plan.epochs(loss) for loss in plan.losses),
+        "tolerance": file.protocol.tolerance,
+        "dataset": data["name"],
+        "backbone": "features" if data["kind"] == "features" else file.backbone.name,
+        "pretrained": bool(file.backbone.pretrained),
+        "frozen": file.backbone.frozen,
+        "sampler": file.search.sampler,
+        "trials_per_loss": file.search.trials,
+        "seed": file.search.seed,
+        "recall_at": ", ".join(map(str, file.protocol.recall_at)),
+    }
+
+
+def study_note(plan: Plan, data: Mapping[str, Any]) -> str:
+    """What the study is, in words."""
+    losses = ", ".join(plan.losses)
+    return (
+        f"Study **{plan.name}**: {losses} on {data['name']} "
+        f"({data['train_classes']} training, {data['validation_classes']} validation and "
+        f"{data['test_classes']} test classes), {plan.file.search.trials} points per loss, "
+        f"objective {plan.file.protocol.objective} on validation classes."
+    )
+
+
+def _tags(data: Mapping[str, Any]) -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        code = version("dml-study")
+    except PackageNotFoundError:
+        code = "unknown"
+    return {"data_fingerprint": str(data["fingerprint"]), "code_version": code}
+
+
+def _splits(requests: Sequence[Job], search: bool) -> list[str]:
+    splits = {job.split for job in requests} | ({"validation"} if search else set())
+    return sorted(splits, reverse=True)
+
+
+def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
+    from dataclasses import replace
+
+    from trainables.training import untrained_metrics
+
+    loss = plan.losses[0]
+    values = plan.example(loss)
+    job = Job("untrained", loss, 0, "published", values, seed=0)
+    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir=Path())
+    return untrained_metrics(replace(spec, split=split), bench)  # type: ignore[arg-type]
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.config["spec"]["trial"])

@@ -1,0 +1,319 @@
+"""The search of one loss: which of its points is next, and what does its sampler know?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from search_spaces.space import Value
+from study.jobs import Job, Outcome, Progress, trial_key
+from study.plan import Plan
+from study.table import Origin
+from study.tuning.asha import Rungs
+from study.tuning.record import TOLD, Record, is_search, job_of, outcome_of
+from study.tuning.sampling import grid_point, make_sampler, sobol_point
+from trainables.seeding import derive
+
+_NEEDS_FULL_VALUES = ("gp", "cmaes")
+
+
+class LossSearch:
+    """One loss of a study.
+
+    The sampler sees a mirror of the record in memory: asking costs no disk access, and samplers
+    that cannot use stopped trials (GP, CMA-ES) are shown a value corrected to full length.
+
+    Args:
+        plan: The study.
+        loss: Registry name.
+        record: Read once; the ledger writes to it.
+    """
+
+    def __init__(self, plan: Plan, loss: str, record: Record) -> None:
+        self._plan, self.loss = plan, loss
+        self._space = plan.spaces[loss]
+        self._search = plan.file.search
+        self._epochs = plan.epochs(loss)
+        self._published = plan.published(loss)
+        stop = self._search.stop_early
+        warmup = plan.settings(loss, plan.example(loss))[0].warmup_epochs
+        self._rungs = Rungs(
+            epochs=self._epochs if stop.enabled else 0,
+            grace=max(stop.grace_epochs, warmup + 1),
+            reduction=stop.reduction,
+        )
+        self._jobs: dict[str, Job] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._curves: dict[str, dict[int, float]] = {}
+        self._asked: dict[Origin, int] = dict.fromkeys(("published", "sobol", "bayes"), 0)
+        self._searched: list[Job] = []
+        self._open_points = 0
+        self._best: Job | None = None
+        self._question: int | None = None
+        self._repeated: set[str] = set()
+        self._mirror = optuna.create_study(direction="maximize")
+        self._mirror_ids: dict[str, int] = {}
+        self._numbers = 0
+        for trial in record.trials(loss):
+            self._replay(trial)
+
+    # What is next?
+
+    def next_number(self) -> int:
+        """A number no trial of this loss has."""
+        self._numbers += 1
+        return self._numbers - 1
+
+    def next_job(self) -> Job | None:
+        """The next job of the search; None when it must wait or is done."""
+        for i in range(len(self._plan.stages)):
+            if self._asked["published"] < len(self._published):
+                return self._job("published", self._published[self._asked["published"]])
+            if self._asked["sobol"] < self._plan.sobol(self.loss, i):
+                seed = self._search.seed
+                return self._job("sobol", sobol_point(self._space, self._asked["sobol"], seed=seed))
+            repeat = self._next_repeat(self._repeated_points())
+            if repeat is not None:
+                return repeat
+            if self._asked["bayes"] < self._plan.chosen(self.loss, i):
+                return self._job("bayes", self._choose())
+            if self._open_points:
+                return None  # the incumbent is known only when this stage has ended
+            repeat = self._next_repeat(self._incumbent_of_stage(i))
+            if repeat is not None:
+                return repeat
+        return None
+
+    def is_finished(self) -> bool:
+        """Whether all planned jobs have ended."""
+        if len(self._outcomes) < len(self._jobs):
+            return False
+        last = len(self._plan.stages) - 1
+        asked = (
+            self._asked["published"] >= len(self._published)
+            and self._asked["sobol"] >= self._plan.sobol(self.loss, last)
+            and self._asked["bayes"] >= self._plan.chosen(self.loss, last)
+        )
+        return asked and self._open_repeats() == 0
+
+    def planned(self) -> int:
+        """Jobs of the search, repeats included, as far as is known now."""
+        points = self._plan.points(self.loss)
+        if len(self._searched) >= points and not self._open_points:
+            return points + len(self._repeated) + self._open_repeats()
+        return max(self._plan.trials(self.loss), points + len(self._repeated))
+
+    def share_asked(self) -> float:
+        """How much of the plan was handed out: the loss with the least is served first."""
+        return (len(self._searched) + len(self._repeated)) / max(self.planned(), 1)
+
+    # What happened?
+
+    def started(self, job: Job) -> None:
+        """A job was written down and handed out."""
+        self._jobs[job.trial] = job
+        self._numbers = max(self._numbers, job.number + 1)
+        if is_search(job):
+            self._asked[job.origin] += 1
+            self._searched.append(job)
+            self._open_points += 1
+            if job.trial not in self._mirror_ids:
+                asked, self._question = self._question, None
+                chosen = job.origin == "bayes" and asked is not None
+                self._mirror_ids[job.trial] = asked if chosen else self._add_to_mirror(job, {})  # type: ignore[assignment]
+        elif job.origin == "repeat":
+            self._repeated.add(job.identity)
+
+    def report(self, job: Job, epoch: int, score: float) -> bool:
+        """A score after an epoch; True when the trial should stop early."""
+        if is_search(job):
+            storage = self._mirror._storage
+            storage.set_trial_intermediate_value(self._mirror_ids[job.trial], epoch, score)
+        if not is_search(job) or epoch >= self._epochs:
+            return False
+        low = self._rungs.report(job.trial, epoch, score)
+        # Only the sampler's own points may be stopped: the space-filling part and every repeat,
+        # sweep and confirmation must reach full length for the analyses to be unbiased.
+        return low and job.origin == "bayes"
+
+    def ended(self, job: Job, outcome: Outcome, curve: Mapping[int, float]) -> None:
+        """A job ended."""
+        told = self.value_for_sampler(job, outcome, curve)
+        self._take(job, outcome, curve, told)
+
+    def value_for_sampler(
+        self, job: Job, outcome: Outcome, curve: Mapping[int, float]
+    ) -> float | None:
+        """What a sampler that ignores stopped trials is told of one; None: nothing special.
+
+        The score it would have reached, as far as the finished trials tell: its score plus the
+        median gain of finished trials from the same epoch to their end.
+        """
+        needs = self._search.sampler in _NEEDS_FULL_VALUES
+        if not needs or outcome.state != "stopped" or not is_search(job):
+            return None
+        gains = [
+            self._outcomes[trial].score - other[outcome.epochs]
+            for trial, other in self._curves.items()
+            if self._outcomes[trial].state == "finished" and outcome.epochs in other
+        ]
+        return outcome.score + (float(np.median(gains)) if gains else 0.0)
+
+    def incumbent(self) -> tuple[str, dict[str, Value]] | None:
+        """Key and values of the best finished trial of the search."""
+        best = self._best
+        return (best.trial, dict(best.values)) if best else None
+
+    def progress(
+        self,
+        *,
+        running: Sequence[Job],
+        waiting: Sequence[Job],
+        searching: bool,
+        epochs_running: int,
+    ) -> Progress:
+        """How far this loss is."""
+        states = [o.state for o in self._outcomes.values()]
+        best = self._best
+        planned = max(self.planned() if searching else 0, len(self._jobs)) + len(
+            [j for j in waiting if j.trial not in self._jobs]
+        )
+        done = sum(o.epochs for o in self._outcomes.values()) + epochs_running
+        open_epochs = (planned - len(states)) * self._epochs - epochs_running
+        return Progress(
+            loss=self.loss,
+            planned=planned,
+            ended=len(states),
+            running=len(running),
+            stopped=states.count("stopped"),
+            diverged=states.count("diverged"),
+            failed=states.count("failed"),
+            best=self._outcomes[best.trial].score if best else math.nan,
+            best_trial=best.trial if best else "",
+            epochs_done=done,
+            epochs_planned=done + max(open_epochs, 0),
+        )
+
+    # Inside
+
+    def _job(self, origin: Origin, values: Mapping[str, Value], seed: int | None = None) -> Job:
+        number = self._numbers
+        if seed is None:
+            seed = derive(self._search.seed, "trial", self.loss, number) % 2**31
+        return Job(
+            trial=trial_key(self.loss, number),
+            loss=self.loss,
+            number=number,
+            origin=origin,
+            values=dict(values),
+            seed=seed,
+        )
+
+    def _choose(self) -> dict[str, Value]:
+        """The sampler's next point. Only what is recorded and how many were asked matter."""
+        index = self._asked["bayes"]
+        seed = self._search.seed
+        if self._search.sampler == "grid":
+            points = self._plan.chosen(self.loss, 0)
+            return grid_point(self._space, index, points=points, seed=seed)
+        # The space-filling part is the start-up; a study without one still needs a few points.
+        startup = 0 if self._asked["sobol"] >= 4 else 4
+        self._mirror.sampler = make_sampler(
+            self._search.sampler,
+            seed=derive(seed, "sampler", self.loss, index) % 2**32,
+            startup=startup,
+        )
+        trial = self._mirror.ask(self._space.distributions)
+        self._question = trial._trial_id
+        return dict(trial.params)
+
+    def _repeated_points(self) -> list[Job]:
+        """Points whose seeds are repeated before the sampler starts: published, some Sobol."""
+        count = self._plan.repeated_sobol(self.loss)
+        first = self._searched[: len(self._published) + count]
+        published = [j for j in first if j.origin == "published"][:1]
+        return published + [j for j in first if j.origin == "sobol"]
+
+    def _incumbent_of_stage(self, stage: int) -> list[Job]:
+        """The best finished point of the search up to the end of a stage."""
+        points = sum(s.points for s in self._plan.stages[: stage + 1])
+        if stage == len(self._plan.stages) - 1:
+            return [self._best] if self._best else []
+        finished = [
+            job
+            for job in self._searched[:points]
+            if job.trial in self._outcomes and self._outcomes[job.trial].state == "finished"
+        ]
+        best = max(finished, key=lambda j: self._outcomes[j.trial].score, default=None)
+        return [best] if best else []
+
+    def _open_repeats(self) -> int:
+        """Repeats that are known to be wanted and were not asked yet."""
+        points = self._repeated_points()
+        for stage in range(len(self._plan.stages)):
+            points += self._incumbent_of_stage(stage)
+        wanted = {j.identity for point in points for j in self._repeats_of(point)}
+        return len(wanted - self._repeated)
+
+    def _repeats_of(self, job: Job) -> list[Job]:
+        """The same point with other seeds (far apart: neighbouring seeds are used by replicas)."""
+        seeds = [derive(job.seed, "repeat", k) % 2**31 for k in range(1, self._search.repeats)]
+        return [self._job("repeat", job.values, seed) for seed in seeds]
+
+    def _next_repeat(self, jobs: Sequence[Job]) -> Job | None:
+        for job in jobs:
+            for repeat in self._repeats_of(job):
+                if repeat.identity not in self._repeated:
+                    return repeat
+        return None
+
+    def _take(
+        self, job: Job, outcome: Outcome, curve: Mapping[int, float], told: float | None
+    ) -> None:
+        """An outcome enters the books, from a running study or from the record."""
+        self._outcomes[job.trial] = outcome
+        self._curves[job.trial] = dict(curve)
+        if not is_search(job):
+            return
+        self._open_points -= 1
+        self._tell_mirror(job.trial, outcome, told)
+        best = self._outcomes[self._best.trial].score if self._best else -math.inf
+        if outcome.state == "finished" and outcome.score > best:
+            self._best = job
+
+    def _replay(self, trial: FrozenTrial) -> None:
+        """Take a recorded trial into account, as if it had been asked and ended here."""
+        job, outcome = job_of(trial), outcome_of(trial)
+        curve = dict(trial.intermediate_values)
+        if is_search(job):
+            self._mirror_ids[job.trial] = self._add_to_mirror(job, curve)
+        self.started(job)
+        if is_search(job):
+            self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
+        if outcome is not None:
+            self._take(job, outcome, curve, trial.user_attrs.get(TOLD))
+
+    def _add_to_mirror(self, job: Job, curve: Mapping[int, float]) -> int:
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=dict(job.values),
+            distributions=self._space.distributions,
+            intermediate_values=dict(curve),
+        )
+        storage = self._mirror._storage
+        return storage.create_new_trial(self._mirror._study_id, template)
+
+    def _tell_mirror(self, trial: str, outcome: Outcome, told: float | None) -> None:
+        state = {
+            "finished": TrialState.COMPLETE,
+            "stopped": TrialState.PRUNED,
+        }.get(outcome.state, TrialState.FAIL)
+        value = outcome.score
+        if told is not None:
+            state, value = TrialState.COMPLETE, told
+        values = None if state is TrialState.FAIL else [value]
+        self._mirror._storage.set_trial_state_values(self._mirror_ids[trial], state, values)

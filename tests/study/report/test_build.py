@@ -1,0 +1,99 @@
+"""Is there a report whatever the state of the study?"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from study.report.build import write_report
+from study.table import TrialTable
+from tests.study.demo import anchor_response, anchor_space, circle_space, demo_problems
+from tests.study.synthetic import Plan, Problem, make_table
+
+
+def _page(table: TrialTable, out: Path) -> str:
+    return write_report(table, out, formats=("png",)).index.read_text("utf-8")
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_same_table_same_bytes(tmp_path: Path) -> None:
+    table = make_table(demo_problems()[2:], Plan(trials=20))
+    write_report(table, tmp_path / "a")
+    write_report(table, tmp_path / "b")
+    first, second = _hashes(tmp_path / "a"), _hashes(tmp_path / "b")
+    assert first == second
+    kinds = {Path(name).suffix for name in first}
+    assert {".html", ".png", ".svg", ".pdf", ".csv", ".tex"} <= kinds
+
+
+def test_three_trials_refuse_importances_in_words(tmp_path: Path) -> None:
+    table = make_table(demo_problems(), Plan(trials=3, repeats=1))
+    html = _page(table, tmp_path)
+    assert "No importances:" in html
+    assert "are needed to model" in html
+
+
+def test_a_loss_that_always_diverged_is_shown_and_does_not_win(tmp_path: Path) -> None:
+    broken = Problem(
+        circle_space(), lambda u: np.full(len(u), 9.0), diverges=lambda u: np.ones(len(u))
+    )
+    table = make_table([broken, demo_problems()[2]], Plan(trials=14))
+    html = _page(table, tmp_path)
+    assert "Every trial diverged." in html
+    assert "Use triplet" in html
+
+
+def test_only_diverged_trials(tmp_path: Path) -> None:
+    broken = Problem(circle_space(), lambda u: np.zeros(len(u)), diverges=lambda u: np.ones(len(u)))
+    html = _page(make_table([broken], Plan(trials=4)), tmp_path)
+    assert "No loss has a score yet." in html
+
+
+def test_an_unfinished_study_says_so(tmp_path: Path) -> None:
+    table = make_table(demo_problems()[2:], Plan(trials=6, running=2))
+    assert "2 still running, so this page is not final" in _page(table, tmp_path)
+
+
+def test_no_trials_at_all(tmp_path: Path) -> None:
+    table = make_table(demo_problems()[2:], Plan(trials=6))
+    empty = replace(table, trials=table.trials.iloc[:0], curves=table.curves.iloc[:0])
+    assert "No loss has a score yet." in _page(empty, tmp_path)
+
+
+def test_no_published_point_and_no_baseline(tmp_path: Path) -> None:
+    space = replace(anchor_space(claims=False), published=())
+    table = make_table([Problem(space, anchor_response)], Plan(trials=20))
+    assert "Use proxy_anchor" in _page(replace(table, baseline={}), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'])
+def test_user_strings_stay_text(tmp_path: Path, name: str) -> None:
+    table = make_table(demo_problems()[2:], Plan(trials=5), study=name)
+    trials = table.trials.assign(trial=[f"{name}-{i}" for i in range(len(table.trials))])
+    protocol = {**table.protocol, "dataset": name, "backbone": name}
+    html = _page(replace(table, trials=trials, protocol=protocol), tmp_path)
+    assert name not in html
+
+
+def test_plots_are_valid_plotly(demo: TrialTable) -> None:
+    from study.analyses.findings import find
+    from study.report.draw_plotly import figure
+    from study.report.sections import sections
+
+    small = make_table(demo_problems()[1:], Plan(trials=16))
+    panels = [p for s in sections(find(small)) for b in s.blocks if b.chart for p in b.chart.panels]
+    assert len(panels) >= 7
+    for panel in panels:
+        go.Figure(figure(panel))  # raises on any property plotly does not know

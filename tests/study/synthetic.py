@@ -1,0 +1,280 @@
+"""Studies whose answers are known: response functions, samplers and early stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from optuna.distributions import FloatDistribution
+from scipy.stats import qmc
+
+from search_spaces.claims import Claim
+from search_spaces.scale import from_unit
+from search_spaces.space import Knob, Published, Space
+from study.table import KNOB, METRIC, TrialTable
+
+Array = NDArray[np.float64]
+Response = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One loss: a space, the full-length score as a function of unit positions, and the dirt.
+
+    Args:
+        noise: Spread between seeds.
+        lag: How far the score is below its end at epoch zero; it decays with `tau` epochs.
+        diverges: Probability that a trial at these positions diverges.
+    """
+
+    space: Space
+    response: Response
+    noise: float = 0.005
+    lag: float = 0.25
+    tau: float = 6.0
+    diverges: Callable[[Array], Array] | None = None
+    seconds: float = 1.0
+    test_gap: float = -0.02
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def unit_space(
+    loss: str, names: Sequence[str], *, claims: tuple[Claim, ...] = (), published: float = 0.5
+) -> Space:
+    """Knobs that are uniform on [0, 1], so that values are positions."""
+    return Space(
+        loss=loss,
+        paper="made up",
+        scientific={n: Knob(FloatDistribution(0.0, 1.0), n, "test") for n in names},
+        published=(Published("made up", dict.fromkeys(names, published)),),
+        claims=claims,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a synthetic study runs for each loss."""
+
+    trials: int = 60
+    sobol_share: float = 0.4
+    bayes: bool = True
+    stop: bool = True
+    epochs: int = 27
+    repeats: int = 3
+    repeated_points: int = 3
+    confirm: int = 0
+    sweep: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    running: int = 0
+
+
+class _Run:
+    """One loss's trials as they would have been asked, stopped and repeated."""
+
+    def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
+        self.problem, self.plan = problem, plan
+        self.rng = np.random.default_rng(seed)
+        self.rows: list[dict[str, Any]] = []
+        self.curves: list[dict[str, Any]] = []
+        self.rungs: dict[int, list[float]] = {}
+        self.units: list[Array] = []
+        self.tops: list[float] = []
+
+    def trial(self, unit: Array, origin: str, **extra: Any) -> float:
+        problem, plan, space = self.problem, self.plan, self.problem.space
+        values = {
+            k: from_unit(d, u) for (k, d), u in zip(space.distributions.items(), unit, strict=True)
+        }
+        name = f"{space.loss}-{len(self.rows):04d}"
+        seed = extra.pop("seed", 0)
+        state, done = "finished", plan.epochs
+        diverges = problem.diverges
+        if diverges is not None and self.rng.random() < float(diverges(unit[None])[0]):
+            state, done = "diverged", int(self.rng.integers(1, plan.epochs))
+        end = float(problem.response(unit[None])[0]) + problem.noise * self.rng.standard_normal()
+        if extra.get("split") == "test":
+            end += problem.test_gap
+        scores = end - problem.lag * (
+            np.exp(-np.arange(1, plan.epochs + 1) / problem.tau)
+            - np.exp(-plan.epochs / problem.tau)
+        )
+        scores = scores + 0.2 * problem.noise * self.rng.standard_normal(plan.epochs)
+        scores[-1] = end
+        for rung in (3, 9):
+            if state != "finished" or rung >= plan.epochs:
+                break
+            seen = self.rungs.setdefault(rung, [])
+            seen.append(float(scores[rung - 1]))
+            if plan.stop and origin == "bayes" and scores[rung - 1] < np.quantile(seen, 2 / 3):
+                state, done = "stopped", rung
+        if extra.pop("running", False):
+            state, done = "running", max(plan.epochs // 3, 1)
+        score = float(scores[done - 1]) if state != "diverged" else float("nan")
+        metrics = {METRIC + "map_at_r": score, METRIC + "recall_at_1": score + 0.1}
+        metrics |= {METRIC + k: v + score for k, v in problem.extra.items()}
+        row = {
+            "trial": name,
+            "loss": space.loss,
+            "number": len(self.rows),
+            "origin": origin,
+            "state": state,
+            "split": "validation",
+            "point": str(sorted(values.items())),
+            "seed": seed,
+            "anchor": "",
+            "swept": "",
+            "epochs": done,
+            "score": score,
+            "score_std": float("nan"),
+            "seconds": problem.seconds * done,
+            "started": 1.7e9 + 10.0 * len(self.rows),
+            "host": "node-0",
+            "error": "loss is nan" if state == "diverged" else "",
+        }
+        self.rows.append({**row, **extra, **{KNOB + k: v for k, v in values.items()}, **metrics})
+        shown = done - 1 if state == "diverged" else done
+        self.curves += [
+            {
+                "trial": name,
+                "epoch": t + 1,
+                "score": float(scores[t]),
+                METRIC + "map_at_r": float(scores[t]),
+            }
+            for t in range(shown)
+        ]
+        if state != "diverged":
+            self.units.append(unit)
+            self.tops.append(score if state == "finished" else -1e9 + score)
+        return score
+
+    def go(self) -> None:
+        plan, space = self.plan, self.problem.space
+        d = len(space.distributions)
+        published = self._published()
+        if published is not None:
+            self.trial(published, "published")
+        n_sobol = max(round(plan.sobol_share * plan.trials), 1)
+        sobol = qmc.Sobol(d, seed=self.rng).random(n_sobol)
+        first = len(self.units)
+        for unit in sobol:
+            self.trial(unit, "sobol")
+        for _ in range(plan.trials - n_sobol if plan.bayes else 0):
+            self.trial(self._suggest(d), "bayes")
+        if plan.repeats > 1 and self.units:
+            best = self.units[int(np.argmax(self.tops))]
+            points = [self.units[0], best, *self.units[first : first + plan.repeated_points - 2]]
+            for point in points[: plan.repeated_points]:
+                for s in range(1, plan.repeats):
+                    self.trial(point, "repeat", seed=s)
+        self._sweeps(published)
+        if plan.confirm and self.units:
+            best = self.units[int(np.argmax(self.tops))]
+            for point in [best] if published is None else [best, published]:
+                for s in range(plan.confirm):
+                    self.trial(point, "confirm", seed=100 + s, split="test")
+        for unit in self.rng.random((plan.running, d)):
+            self.trial(unit, "bayes", running=True)
+
+    def _published(self) -> Array | None:
+        from study.analyses.samples import point_position
+
+        space = self.problem.space
+        if not space.published:
+            return None
+        names = list(space.distributions)
+        values = space.published[0].values
+        return point_position(values, names, list(space.distributions.values()))
+
+    def _suggest(self, d: int) -> Array:
+        """What a Bayesian sampler does to a table: most points crowd around the best ones."""
+        if not self.units or self.rng.random() < 0.15:
+            return self.rng.random(d)
+        order = np.argsort(self.tops)[::-1][: max(len(self.tops) // 6, 2)]
+        centre = self.units[int(self.rng.choice(order))]
+        return np.clip(centre + 0.12 * self.rng.standard_normal(d), 0.0, 1.0)
+
+    def _sweeps(self, published: Array | None) -> None:
+        if published is None:
+            return
+        names = list(self.problem.space.distributions)
+        for knob, places in self.plan.sweep.items():
+            if knob not in names:
+                continue
+            for place in places:
+                unit = published.copy()
+                unit[names.index(knob)] = place
+                for s in range(3):
+                    self.trial(unit, "sweep", seed=s, anchor="published", swept=knob)
+
+
+def make_table(
+    problems: Sequence[Problem],
+    plan: Plan | None = None,
+    *,
+    seed: int = 0,
+    study: str = "made-up",
+    tolerance: float | None = None,
+) -> TrialTable:
+    """A whole study of made-up losses."""
+    plan = plan or Plan()
+    runs = [_Run(p, plan, seed=1000 * seed + i) for i, p in enumerate(problems)]
+    for run in runs:
+        run.go()
+    trials = pd.DataFrame([row for run in runs for row in run.rows])
+    curves = pd.DataFrame([row for run in runs for row in run.curves])
+    if curves.empty:
+        curves = pd.DataFrame(columns=["trial", "epoch", "score"])
+    return TrialTable(
+        study=study,
+        trials=trials,
+        curves=curves,
+        spaces={p.space.loss: p.space for p in problems},
+        protocol={
+            "objective": "map_at_r",
+            "epochs": plan.epochs,
+            "folds": 1,
+            "dataset": "made-up",
+            "backbone": "none",
+            "tolerance": tolerance,
+        },
+        baseline={"validation": {"map_at_r": 0.21, "recall_at_1": 0.3}},
+    )
+
+
+def additive(weights: Sequence[float], *, best: float = 0.7, top: float = 0.6) -> Response:
+    """Parabolas: knob i costs weight_i at the far end of its range, nothing at `best`."""
+    scale = np.array(weights) / max(best, 1 - best) ** 2
+
+    def response(units: Array) -> Array:
+        return np.asarray(top - ((units[:, : len(scale)] - best) ** 2) @ scale)
+
+    return response
+
+
+def ishigami(units: Array) -> Array:
+    x = (2 * units - 1) * np.pi
+    return np.asarray(
+        np.sin(x[:, 0]) + 7.0 * np.sin(x[:, 1]) ** 2 + 0.1 * x[:, 2] ** 4 * np.sin(x[:, 0])
+    )
+
+
+ISHIGAMI_FIRST = (0.3139, 0.4424, 0.0)
+ISHIGAMI_TOTAL = (0.5576, 0.4424, 0.2437)
+
+
+def sobol_g(a: Sequence[float]) -> tuple[Response, Array, Array]:
+    """The G function with its first-order and total shares."""
+    coefficients = np.array(a)
+
+    def response(units: Array) -> Array:
+        return np.asarray(
+            np.prod((np.abs(4 * units - 2) + coefficients) / (1 + coefficients), axis=1)
+        )
+
+    parts = 1 / (3 * (1 + coefficients) ** 2)
+    whole = np.prod(1 + parts) - 1
+    total = parts * np.prod(1 + parts) / (1 + parts) / whole
+    return response, parts / whole, total

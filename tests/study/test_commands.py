@@ -1,0 +1,210 @@
+"""Commands as a user types them: bad input is one line and exit code 2, and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from study.main import main
+
+STUDY: dict[str, Any] = {
+    "name": "s",
+    "data": {"name": "glyphs", "classes": 200, "samples": 6},
+    "losses": ["proxy_anchor", "triplet"],
+    "training": {"epochs": 2, "batch_size": 32, "embedding_dim": 16},
+    "search": {"trials": 3, "repeats": 1},
+}
+
+
+class Outcome:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def study(
+    tmp_path: Path,
+    data_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Runs `study ...` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as done:
+            main(list(arguments))
+        printed = capsys.readouterr()
+        code = done.value.code
+        return Outcome(code if isinstance(code, int) else 0, printed.out, printed.err)
+
+    return call
+
+
+def write(content: dict[str, Any] | str) -> str:
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    Path("my.yaml").write_text(text, encoding="utf-8")
+    return "my.yaml"
+
+
+def picture(path: Path, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def folder_of(classes: int, images: int) -> str:
+    for c in range(classes):
+        for i in range(images):
+            picture(Path("images") / f"class{c:02d}" / f"{i}.png", seed=100 * c + i)
+    return "images"
+
+
+def empty_folder() -> str:
+    Path("images").mkdir()
+    return "images"
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**STUDY, **changes}
+
+
+BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
+    "unknown key": (changed(trainin={}), "did you mean 'training'?"),
+    "unknown knob": (
+        changed(losses={"triplet": {"fixed": {"margn": 1}}}),
+        "did you mean 'margin'?",
+    ),
+    "unknown training knob": (changed(training={"batchsize": 3}), "did you mean 'batch_size'?"),
+    "unknown loss": (changed(losses=["circl"]), "circle"),
+    "unknown data set": (changed(data="glyfs"), "glyphs"),
+    "unknown data option": (changed(data={"name": "glyphs", "clases": 9}), "classes"),
+    "unknown backbone": (changed(backbone="resnet5o"), "resnet50"),
+    "upside down": (changed(losses={"triplet": {"search": {"margin": [1, 0]}}}), "`low <= high`"),
+    "too few classes": (
+        changed(training={"batch_size": 256, "images_per_class": 2}),
+        "needs 128 classes, got 75",
+    ),
+    "too few images": (changed(training={"batch_size": 512}), "a batch of 512 needs"),
+    "not yaml": ("name: [", "is not YAML"),
+    "empty file": ("", "empty"),
+    "bad type": (changed(search={"trials": "many"}), "`search.trials`"),
+}
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_study_file_is_one_line_and_nothing_is_written(
+    case: str, command: str, study: Any
+) -> None:
+    content, message = BAD[case]
+    done = study(command, write(content))
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert sorted(p.name for p in Path.cwd().iterdir()) == ["my.yaml"]
+
+
+def test_a_missing_file(study: Any) -> None:
+    done = study("run", "nowhere.yaml")
+    assert done.code == 2
+    assert "no study file nowhere.yaml" in done.err
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: "nowhere", "nowhere"),
+        (empty_folder, "images"),
+        (lambda: folder_of(16, 1), "at least 2 pictures"),
+        (lambda: folder_of(3, 4), "classes"),
+    ],
+    ids=["missing", "empty", "one image per class", "too few classes"],
+)
+def test_a_bad_image_folder(make: Any, message: str, study: Any) -> None:
+    path = make()
+    data = {"name": "folder", "path": path}
+    done = study("check", write(changed(data=data, training={"batch_size": 8})))
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_an_unknown_study_names_the_nearest(study: Any, tmp_path: Path) -> None:
+    (tmp_path / "studies" / "mine").mkdir(parents=True)
+    (tmp_path / "studies" / "mine" / "plan.json").write_text("{")
+    done = study("resume", "mien")
+    assert done.code == 2
+    assert "did you mean 'mine'?" in done.err
+    damaged = study("resume", "mine")
+    assert damaged.code == 2
+    assert "damaged" in damaged.err
+    assert (tmp_path / "studies" / "mine" / "plan.json").read_text() == "{"
+
+
+def test_an_existing_name_is_refused_and_left_alone(study: Any, tmp_path: Path) -> None:
+    (tmp_path / "studies" / "s").mkdir(parents=True)
+    (tmp_path / "studies" / "s" / "precious").write_text("x")
+    done = study("run", write(STUDY))
+    assert done.code == 2
+    assert "study resume s" in done.err
+    assert (tmp_path / "studies" / "s" / "precious").read_text() == "x"
+
+
+def test_unknown_commands_and_options(study: Any) -> None:
+    assert "did you mean 'resume'?" in study("resum").err
+    done = study("run", "--sett", "x")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+
+
+def test_new_never_overwrites(study: Any) -> None:
+    assert study("new", "a.yaml").code == 0
+    before = Path("a.yaml").read_text()
+    done = study("new", "a.yaml")
+    assert done.code == 2
+    assert Path("a.yaml").read_text() == before
+    assert "name: a" in before
+
+
+def test_check_prints_the_plan_and_the_cost(study: Any) -> None:
+    done = study("check", write(STUDY))
+    assert done.code == 0, done.err
+    assert "proxy_anchor: 3 points" in done.out
+    assert "cost: at most" in done.out
+    report = json.loads(study("check", "my.yaml", "--json").out)
+    assert report["data"]["train_classes"] == 75
+    assert {loss["loss"] for loss in report["losses"]} == {"proxy_anchor", "triplet"}
+    assert report["cost"]["epochs_at_most"] == 12
+
+
+def test_lists_for_scripts(study: Any) -> None:
+    losses = {item["loss"]: item for item in json.loads(study("losses", "--json").out)}
+    assert losses["proxy_anchor"]["knobs"]["alpha"]["symbol"] == "α"
+    one = json.loads(study("losses", "circle+synthesis", "--json").out)
+    assert "synthesis_mu" in one["knobs"]
+    names = {item["name"] for item in json.loads(study("datasets", "--json").out)}
+    assert "glyphs" in names
+    assert study("losses", "circel").code == 2
+    assert json.loads(study("status", "--json").out) == []
+
+
+def test_the_installed_command_answers() -> None:
+    executable = Path(sys.executable).parent / "study"
+    done = subprocess.run(
+        [str(executable), "--version"], capture_output=True, text=True, env={**os.environ}
+    )
+    assert done.returncode == 0
+    assert "study" in done.stdout

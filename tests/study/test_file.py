@@ -1,0 +1,169 @@
+"""A study file means what it says, or says what is wrong in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from study.errors import StudyError
+from study.plan import Plan, build_plan, load_plan, save_plan
+from study.read_file import parse_study, read_study_file
+
+GOOD = "name: s\ndata: glyphs\nlosses: [proxy_anchor, triplet]\n"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_are_written_down(tmp_path: Path) -> None:
+    file = read_study_file(write(tmp_path, GOOD))
+    assert file.search.sampler == "tpe"
+    assert file.search.sobol_share == 0.4
+    assert file.protocol.objective == "map_at_r"
+    assert list(file.losses) == ["proxy_anchor", "triplet"]
+
+
+def test_learning_rates_without_a_dot_are_numbers(tmp_path: Path) -> None:
+    file = read_study_file(write(tmp_path, GOOD + "training: {proxy_lr: 1e-4}\n"))
+    assert file.training["proxy_lr"] == 1e-4
+
+
+def test_overrides_reach_every_depth(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    file = read_study_file(
+        path,
+        ["search.trials=7", "losses.proxy_anchor.fixed.delta=0.2", "data.classes=220", "name=t"],
+    )
+    assert file.search.trials == 7
+    assert file.losses["proxy_anchor"].fixed == {"delta": 0.2}
+    assert file.data.options == {"classes": 220}
+    assert file.name == "t"
+
+
+def test_relative_paths_are_meant_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "pictures").mkdir()
+    text = "name: s\ndata: {name: folder, path: PATH}\nlosses: [triplet]\n"
+    monkeypatch.chdir(tmp_path / "here")
+    near = read_study_file(write(tmp_path, text.replace("PATH", "pictures")))
+    assert near.data.options["path"] == str(tmp_path / "pictures")
+    other = read_study_file(write(tmp_path, text.replace("PATH", "elsewhere")))
+    assert other.data.options["path"] == str(tmp_path / "here" / "elsewhere")
+    fixed = read_study_file(write(tmp_path, text.replace("PATH", "/data/x")))
+    assert fixed.data.options["path"] == "/data/x"
+
+
+@pytest.mark.parametrize("name", ["template.yaml", "quickstart.yaml"])
+def test_the_files_we_ship_are_valid_studies(name: str) -> None:
+    from importlib.resources import files
+
+    plan = build_plan(read_study_file(Path(str(files("study").joinpath(name)))))
+    assert len(plan.losses) == 4
+    assert all(plan.published(loss) for loss in plan.losses)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("serch: {trials: 3}", "unknown key `serch`; did you mean 'search'?"),
+        ("search: {trails: 3}", "unknown key `search.trails`; did you mean 'trials'?"),
+        ("search: {trials: 0}", "`search.trials`"),
+        ("search: {sampler: bayes}", "'tpe'"),
+        ("search: {stop_early: {grace: 1}}", "did you mean 'grace_epochs'?"),
+        ("protocol: {objective: recall_at_16}", "objective 'recall_at_16' is not measured"),
+        ("protocol: {folds: 3}", "`protocol.folds`"),
+        ("resources: {cpus_per_trial: 0}", "`resources.cpus_per_trial`"),
+        ("name: 'a/b'", "key 'name' appears twice"),
+        ("training: [1]", "`training`"),
+    ],
+)
+def test_wrong_values_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(StudyError) as error:
+        read_study_file(write(tmp_path, GOOD + text + "\n"))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ("[proxy_ancor]", "did you mean 'proxy_anchor'"),
+        ("[triplet+synthesis]", "needs a loss with proxies"),
+        ("[triplet, triplet]", "listed twice"),
+        ("[]", "at least one loss"),
+        ("{proxy_anchor: {search: {alfa: [1, 2]}}}", "unknown knob 'alfa'; did you mean 'alpha'?"),
+        ("{proxy_anchor: {search: {alpha: [20, 2]}}}", "`low <= high` must hold"),
+        ("{proxy_anchor: {search: {alpha: [0, 2, log]}}}", "`low > 0`"),
+        ("{proxy_anchor: {search: {alpha: 3}}}", "`losses.proxy_anchor.search.alpha`"),
+        ("{proxy_anchor: {fixed: {alpha: 1}, search: {alpha: [1, 2]}}}", "both searched and fixed"),
+        ("{proxy_anchor: {fixed: {pooling: median}}}", "avg, max, avg+max"),
+        ("{proxy_anchor: {fixed: {batch_size: 2, images_per_class: 4}}}", "images_per_class"),
+        ("{proxy_anchor: {search: {batch_size: [1.5, 4]}}}", "whole number"),
+    ],
+)
+def test_wrong_losses_and_knobs_are_named(losses: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"name: s\ndata: glyphs\nlosses: {losses}\n")
+    with pytest.raises(StudyError) as error:
+        build_plan(read_study_file(path))
+    assert message in str(error.value)
+
+
+def test_training_values_are_not_searched() -> None:
+    plan = plan_of({"training": {"backbone_lr": 0.001}})
+    assert "backbone_lr" not in plan.spaces["proxy_anchor"].searched
+    settings, _ = plan.settings("proxy_anchor", plan.example("proxy_anchor"))
+    assert settings.backbone_lr == 0.001
+
+
+def test_training_ranges_are_searched_by_every_loss() -> None:
+    plan = plan_of({"training": {"weight_decay": [1e-5, 1e-2, "log"], "epochs": 3}})
+    for loss in plan.losses:
+        assert "weight_decay" in plan.spaces[loss].searched
+        assert plan.spaces[loss].published, "the published points take the default decay"
+        settings, _ = plan.settings(loss, {**plan.example(loss), "weight_decay": 5e-3})
+        assert settings.weight_decay == 5e-3
+
+
+def test_a_point_becomes_settings_and_arguments() -> None:
+    plan = plan_of({"losses": {"proxy_anchor": {"fixed": {"pooling": "max"}}}})
+    values = {**plan.example("proxy_anchor"), "alpha": 50.0, "proxy_lr": 0.5}
+    settings, arguments = plan.settings("proxy_anchor", values)
+    assert arguments["alpha"] == 50.0
+    assert settings.proxy_lr == 0.5
+    assert settings.pooling == "max"
+    assert "alpha" not in vars(settings)
+
+
+def test_plans_survive_the_disk(tmp_path: Path) -> None:
+    plan = plan_of({}).extended(5)
+    save_plan(plan, tmp_path)
+    assert load_plan(tmp_path) == plan
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"file": {}}', '{"file": {"name": "a"}}'])
+def test_a_damaged_plan_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(StudyError, match="damaged"):
+        load_plan(tmp_path)
+
+
+def test_budgets_are_equal_and_published_points_come_out_of_them() -> None:
+    plan = plan_of({"search": {"trials": 20}})
+    for loss in plan.losses:
+        parts = [len(plan.published(loss)), plan.sobol(loss, 0), plan.chosen(loss, 0)]
+        assert sum(parts) == 20
+        assert plan.sobol(loss, 0) == 8
+    longer = plan.extended(10)
+    assert longer.sobol("triplet", 1) == 12
+    assert longer.points("triplet") == 30
+
+
+def plan_of(changes: dict[str, object]) -> Plan:
+    base = {"name": "s", "data": "glyphs", "losses": ["proxy_anchor", "triplet"]}
+    return build_plan(parse_study({**base, **changes}))

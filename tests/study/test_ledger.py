@@ -1,0 +1,250 @@
+"""The ledger hands out the right jobs, tells Optuna the truth, and survives."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from study.jobs import Job, Outcome
+from study.plan import Plan
+from study.requests import confirm_jobs, sweep_jobs
+from tests.study.tuning_simulation import closeness, drive, make_plan, open_ledger
+
+
+def optuna_study(directory: Path, name: str) -> optuna.Study:
+    storage = JournalStorage(JournalFileBackend(str(directory / "optuna.journal")))
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def test_a_loss_goes_published_sobol_repeats_chosen_incumbent(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 10, "repeats": 3})
+    jobs = drive(open_ledger(plan, tmp_path), slots=1)
+    origins = [job.origin for job in jobs]
+    assert origins[0] == "published"
+    assert origins[1:5] == ["sobol"] * 4
+    assert origins[5:9] == ["repeat"] * 4  # the published point and one Sobol point, twice each
+    assert origins[9:14] == ["bayes"] * 5
+    assert origins[14:] == ["repeat"] * 2
+    assert len(jobs) == plan.trials("triplet")
+    assert len({job.trial for job in jobs}) == len(jobs)
+
+
+def test_budgets_are_equal_and_losses_take_turns(tmp_path: Path) -> None:
+    plan = make_plan()
+    jobs = drive(open_ledger(plan, tmp_path))
+    searched = Counter(job.loss for job in jobs if job.origin != "repeat")
+    assert searched == {"proxy_anchor": 10, "triplet": 10}
+    head = Counter(job.loss for job in jobs[:8])
+    assert head == {"proxy_anchor": 4, "triplet": 4}
+
+
+def test_told_states_are_true(tmp_path: Path) -> None:
+    plan = make_plan(search={"stop_early": {"grace_epochs": 1, "reduction": 3}})
+
+    def curve(job: Job, epoch: int) -> float:
+        return math.nan if job.number == 2 and epoch == 3 else closeness(job, epoch)
+
+    jobs = drive(open_ledger(plan, tmp_path), curve)
+    study = optuna_study(tmp_path, "triplet")
+    by_key = {t.user_attrs["job"]["trial"]: t for t in study.trials}
+    states = Counter(t.state for t in study.trials)
+    assert states[TrialState.RUNNING] == 0
+    assert by_key["triplet-0002"].state == TrialState.FAIL
+    assert by_key["triplet-0002"].intermediate_values.keys() == {1, 2}
+    assert states[TrialState.PRUNED] > 0
+    for trial in study.trials:
+        last = max(trial.intermediate_values)
+        if trial.state == TrialState.PRUNED:
+            assert last < 9
+            assert trial.user_attrs["job"]["origin"] == "bayes"
+        if trial.state == TrialState.COMPLETE:
+            assert last == 9
+            assert trial.value == trial.intermediate_values[9]
+    assert len(study.trials) == sum(j.loss == "triplet" and j.origin != "repeat" for j in jobs)
+
+
+def test_samplers_never_see_repeats(tmp_path: Path) -> None:
+    plan = make_plan()
+    drive(open_ledger(plan, tmp_path))
+    origins = {t.user_attrs["job"]["origin"] for t in optuna_study(tmp_path, "triplet").trials}
+    extra = {t.user_attrs["job"]["origin"] for t in optuna_study(tmp_path, "triplet/extra").trials}
+    assert origins == {"published", "sobol", "bayes"}
+    assert extra == {"repeat"}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "crash_after"),
+    [
+        *(("tpe", moment) for moment in (1, 7, 20, 55, 90, 130)),
+        *((name, 90) for name in ("random", "gp", "grid", "sobol", "cmaes")),
+    ],
+)
+def test_a_crash_changes_no_suggestion(tmp_path: Path, crash_after: int, sampler: str) -> None:
+    """With one slot the interrupted study runs exactly the points of the uninterrupted one."""
+    plan = make_plan(losses=["triplet"], search={"sampler": sampler, "trials": 12})
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = drive(open_ledger(plan, tmp_path / "a"), slots=1)
+    first = drive(open_ledger(plan, tmp_path / "b"), slots=1, crash_after=crash_after)
+    rest = drive(open_ledger(plan, tmp_path / "b"), slots=1)
+    again = [job for job in rest if job.trial not in {j.trial for j in first}]
+    assert [j.identity for j in [*first, *again]] == [j.identity for j in whole]
+    # What was open at the crash came back first, under its old key.
+    reopened = [job for job in rest if job.trial in {j.trial for j in first}]
+    assert rest[: len(reopened)] == reopened
+    keys = [t.user_attrs["job"]["trial"] for t in optuna_study(tmp_path / "b", "triplet").trials]
+    assert len(keys) == len(set(keys)) == 12
+
+
+def test_rungs_are_rebuilt(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"stop_early": {"grace_epochs": 3}})
+    ledger = open_ledger(plan, tmp_path)
+    drive(ledger, slots=1)
+    before = ledger._losses["triplet"]._rungs
+    after = open_ledger(plan, tmp_path)._losses["triplet"]._rungs
+    assert before.milestones == after.milestones == [3]
+    assert before.scores_at(3) == after.scores_at(3)
+    assert len(after.scores_at(3)) == 10
+
+
+def test_an_epoch_counts_once(tmp_path: Path) -> None:
+    ledger = open_ledger(make_plan(losses=["triplet"]), tmp_path)
+    job = ledger.next_job()
+    assert job is not None
+    ledger.report(job.trial, 1, 0.5)
+    ledger.report(job.trial, 1, 0.1)
+    trial = optuna_study(tmp_path, "triplet").trials[0]
+    assert trial.intermediate_values == {1: 0.5}
+    ledger.end(job.trial, Outcome("failed", 1, math.nan, error="x"))
+    ledger.end(job.trial, Outcome("finished", 9, 0.9))
+    assert optuna_study(tmp_path, "triplet").trials[0].state == TrialState.FAIL
+
+
+def test_extend_continues_sobol_and_ends_with_a_new_incumbent(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 10, "repeats": 2})
+    first = drive(open_ledger(plan, tmp_path), slots=1)
+    longer = plan.extended(10)
+    ledger = open_ledger(longer, tmp_path)
+    assert not ledger.is_finished()
+    more = drive(ledger, slots=1)
+    searched = [j for j in [*first, *more] if j.origin != "repeat"]
+    assert len(searched) == 20
+    sobol = [j for j in searched if j.origin == "sobol"]
+    direct = make_plan(losses=["triplet"], search={"trials": 20, "repeats": 2})
+    (tmp_path / "direct").mkdir()
+    whole = drive(open_ledger(direct, tmp_path / "direct"), slots=1)
+    assert [j.values for j in sobol] == [j.values for j in whole if j.origin == "sobol"]
+
+
+def test_gp_is_told_a_full_length_value_of_stopped_trials(tmp_path: Path) -> None:
+    plan = make_plan(
+        losses=["triplet"],
+        search={"sampler": "gp", "trials": 14, "stop_early": {"grace_epochs": 1, "reduction": 2}},
+    )
+    drive(open_ledger(plan, tmp_path), slots=1)
+    trials = optuna_study(tmp_path, "triplet").trials
+    stopped = [t for t in trials if t.state == TrialState.PRUNED]
+    assert stopped
+    for trial in stopped:
+        last = trial.intermediate_values[max(trial.intermediate_values)]
+        assert trial.user_attrs["told"] > last
+
+
+def incumbents_of(plan: Plan, directory: Path) -> dict[str, dict[str, float]]:
+    ledger = open_ledger(plan, directory)
+    found = {loss: ledger.incumbent(loss) for loss in plan.losses}
+    return {loss: best[1] for loss, best in found.items() if best}  # type: ignore[misc]
+
+
+def test_requests_run_once(tmp_path: Path) -> None:
+    plan = make_plan(protocol={"confirm_seeds": 2})
+    drive(open_ledger(plan, tmp_path))
+    requests = [
+        *sweep_jobs(
+            plan,
+            incumbents_of(plan, tmp_path),
+            knobs=["margin"],
+            losses=plan.losses,
+            values=3,
+            seeds=2,
+        ),
+        *confirm_jobs(plan, incumbents_of(plan, tmp_path)),
+    ]
+    ran = drive(open_ledger(plan, tmp_path, requests=requests, search=False))
+    assert len(ran) == len(requests)
+    assert {j.split for j in ran if j.origin == "confirm"} == {"test"}
+    assert {j.split for j in ran if j.origin == "sweep"} == {"validation"}
+    again = drive(open_ledger(plan, tmp_path, requests=requests, search=False))
+    assert again == []
+    assert open_ledger(plan, tmp_path).search_is_finished()
+
+
+def test_confirm_uses_fresh_seeds_common_to_all_points(tmp_path: Path) -> None:
+    plan = make_plan(protocol={"confirm_seeds": 3})
+    jobs = drive(open_ledger(plan, tmp_path))
+    confirm = confirm_jobs(plan, incumbents_of(plan, tmp_path))
+    used = {job.seed for job in jobs}
+    by_point: dict[str, set[int]] = {}
+    for job in confirm:
+        by_point.setdefault(job.point, set()).add(job.seed)
+    assert len(by_point) == 4
+    assert len({frozenset(seeds) for seeds in by_point.values()}) == 1
+    assert not used & {job.seed for job in confirm}
+
+
+def test_sweeps_keep_all_but_one_knob() -> None:
+    plan = make_plan()
+    anchor = plan.example("proxy_anchor")
+    jobs = sweep_jobs(plan, {}, knobs=["alpha"], losses=["proxy_anchor"], values=5, seeds=1)
+    assert {j.anchor for j in jobs} == {"published"}
+    values = sorted(float(j.values["alpha"]) for j in jobs)
+    assert len(values) == len(set(values)) >= 5
+    assert anchor["alpha"] in values
+    for job in jobs:
+        assert {k: v for k, v in job.values.items() if k != "alpha"} == {
+            k: v for k, v in anchor.items() if k != "alpha"
+        }
+
+
+def test_a_line_that_was_cut_short_is_mended(tmp_path: Path) -> None:
+    """A power cut or a full disk may leave half a line; what was complete stays."""
+    plan = make_plan(losses=["triplet"], search={"trials": 6, "repeats": 1})
+    drive(open_ledger(plan, tmp_path), slots=1, crash_after=20)
+    journal = tmp_path / "optuna.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:17])
+    jobs = drive(open_ledger(plan, tmp_path), slots=1)
+    assert jobs
+    study = optuna_study(tmp_path, "triplet")
+    assert len(study.trials) == 6
+    assert all(t.state.is_finished() for t in study.trials)
+
+
+def test_readers_write_nothing(tmp_path: Path) -> None:
+    from study.tuning.record import Record
+
+    plan = make_plan()
+    assert Record(tmp_path, plan.spaces).trials("triplet") == []
+    assert list(tmp_path.iterdir()) == []
+    drive(open_ledger(plan, tmp_path), crash_after=10)
+    before = (tmp_path / "optuna.journal").read_bytes()
+    assert len(Record(tmp_path, plan.spaces).trials("triplet")) > 0
+    assert (tmp_path / "optuna.journal").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["not json\n{}\n", '{"op_code": 99}\n', "[]\n"])
+def test_a_damaged_journal_is_one_line(tmp_path: Path, text: str) -> None:
+    from study.errors import StudyError
+    from study.tuning.record import Record
+
+    (tmp_path / "optuna.journal").write_text(text)
+    with pytest.raises(StudyError, match="damaged"):
+        Record(tmp_path, make_plan().spaces, writable=True)
+    assert (tmp_path / "optuna.journal").read_text() == text

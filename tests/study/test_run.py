@@ -1,0 +1,156 @@
+"""Real studies on a real Ray: every trial is in Optuna and in MLflow, once, with its true end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from study.home import StudyHome
+from study.plan import build_plan, load_plan, save_plan
+from study.read_file import parse_study
+from study.tracking.reader import read_table
+from study.tuning.run import run
+from tests.study.driven import check_consistent, launch, recorded, wait_for
+
+CONTENT: dict[str, Any] = {
+    "name": "small",
+    "data": {"name": "glyphs", "classes": 200, "samples": 6},
+    "losses": ["proxy_anchor", "triplet"],
+    "training": {"epochs": 3, "batch_size": 32, "embedding_dim": 16},
+    "search": {"trials": 5, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}},
+}
+pytestmark = pytest.mark.ray
+
+
+def start(root: Path, **changes: Any) -> StudyHome:
+    plan = build_plan(parse_study({**CONTENT, **changes}))
+    home = StudyHome(root / plan.name)
+    home.directory.mkdir(parents=True)
+    save_plan(plan, home.directory)
+    return home
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
+) -> StudyHome:
+    home = start(tmp_path_factory.mktemp("finished"))
+    summary = run(home, load_plan(home.directory))
+    assert summary.finished
+    assert summary.tracked
+    return home
+
+
+def test_a_study_runs_as_planned(finished: StudyHome) -> None:
+    trials = check_consistent(finished)
+    plan = load_plan(finished.directory)
+    searched = trials[trials["origin"] != "repeat"]
+    assert Counter(searched["loss"]) == {"proxy_anchor": 5, "triplet": 5}
+    assert set(trials["state"]) <= {"finished", "stopped"}
+    assert (trials[trials["origin"] != "bayes"]["state"] == "finished").all()
+    assert len(trials) <= sum(plan.trials(loss) for loss in plan.losses)
+
+
+def test_only_the_best_checkpoint_of_each_loss_is_left(finished: StudyHome) -> None:
+    names = sorted(p.stem for p in finished.checkpoints.iterdir())
+    assert len(names) == 2
+    table = read_table(finished.tracking_uri(load_plan(finished.directory)), "small")
+    search = table.trials[
+        (table.trials["origin"] != "repeat") & (table.trials["state"] == "finished")
+    ]
+    best = search.loc[search.groupby("loss")["score"].idxmax()]["trial"]
+    assert names == sorted(best)
+
+
+def test_resuming_a_finished_study_runs_nothing(finished: StudyHome, shared_ray: None) -> None:
+    before = recorded(finished)
+    assert run(finished, load_plan(finished.directory)).finished
+    pd.testing.assert_frame_equal(before, recorded(finished))
+    check_consistent(finished)
+
+
+def test_a_study_that_is_held_is_refused(finished: StudyHome) -> None:
+    from study.errors import StudyError
+
+    with finished.locked(), pytest.raises(StudyError, match="is being run by process"):
+        run(finished, load_plan(finished.directory))
+
+
+def test_failures_and_divergence_are_results(
+    tmp_path: Path, shared_ray: None, data_cache: Path
+) -> None:
+    """A point that asks for too much memory fails alone; one that explodes has diverged."""
+    huge = 2**40
+    home = start(
+        tmp_path,
+        losses={
+            "triplet": {"search": {"embedding_dim": {"choices": [8, huge]}}},
+            "circle": {"search": {"backbone_lr": [1e-3, 1e30, "log"]}},
+        },
+        training={"epochs": 2, "batch_size": 32},
+        search={"trials": 8, "repeats": 1, "sampler": "sobol"},
+    )
+    summary = run(home, load_plan(home.directory))
+    assert summary.finished
+    trials = check_consistent(home)
+    failed = trials[trials["state"] == "failed"]
+    assert set(failed["loss"]) == {"triplet"}
+    assert (failed["knob.embedding_dim"] == huge).all()
+    assert len(failed) == (trials["knob.embedding_dim"] == huge).sum()
+    assert failed["error"].str.contains("memory").all()
+    assert {p.stem for p in (home.directory / "errors").iterdir()} == set(failed["trial"])
+    diverged = trials[trials["state"] == "diverged"]
+    assert set(diverged["loss"]) == {"circle"}
+    assert diverged["score"].isna().all()
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(CONTENT), encoding="utf-8")
+    return path
+
+
+def test_killed_in_the_middle_and_resumed(
+    study_file: Path, tmp_path: Path, data_cache: Path
+) -> None:
+    home = StudyHome(tmp_path / "studies" / "small")
+    process = launch(tmp_path / "studies", "run", str(study_file))
+    wait_for(home, 3, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = recorded(home)
+    assert (before["state"] == "running").any()
+    resumed = launch(tmp_path / "studies", "resume", "small")
+    output, _ = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, output
+    assert "untrained backbone" in output
+    after = check_consistent(home)
+    done = before[before["state"] != "running"]
+    kept = done.merge(after, on="trial", suffixes=("", "_after"))
+    assert (kept["state"] == kept["state_after"]).all()
+    assert len(kept) == len(done)
+    assert set(before["trial"]) <= set(after["trial"])
+    searched = after[after["origin"] != "repeat"]
+    assert Counter(searched["loss"]) == {"proxy_anchor": 5, "triplet": 5}
+    assert not (after["state"] == "running").any()
+    assert (home.report / "index.html").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(study_file: Path, tmp_path: Path, data_cache: Path) -> None:
+    home = StudyHome(tmp_path / "studies" / "small")
+    process = launch(tmp_path / "studies", "run", str(study_file))
+    wait_for(home, 1, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "study resume small" in output
+    assert "Traceback" not in output
+    assert (recorded(home)["state"] == "running").any()

@@ -1,0 +1,61 @@
+"""Designs fill the space and depend on nothing but index and seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search_spaces import get_space
+from search_spaces.scale import to_unit
+from search_spaces.space import Choice, Float, Int, Knob, Space
+from study.tuning.sampling import grid_point, make_sampler, sobol_point
+
+SPACE = Space(
+    loss="x",
+    paper="",
+    scientific={
+        "a": Knob(Float(1e-4, 1.0, log=True), "a", ""),
+        "b": Knob(Float(0.0, 1.0), "b", ""),
+        "c": Knob(Int(1, 4), "c", ""),
+        "d": Knob(Choice(["x", "y"]), "d", ""),
+    },
+)
+
+
+def test_sobol_fills_every_knob_evenly_on_its_own_scale() -> None:
+    points = [sobol_point(SPACE, i, seed=0) for i in range(64)]
+    for name, distribution in SPACE.distributions.items():
+        unit = to_unit(distribution, [p[name] for p in points])
+        counts = np.histogram(unit, bins=4 if name != "d" else 2, range=(0, 1))[0]
+        assert counts.max() - counts.min() <= 2, name
+    for point in points:
+        SPACE.check_point(point)
+
+
+def test_sobol_points_do_not_depend_on_how_many_were_asked() -> None:
+    late = sobol_point(SPACE, 100, seed=3)
+    early = [sobol_point(SPACE, i, seed=3) for i in range(5)]
+    assert early == [sobol_point(SPACE, i, seed=3) for i in range(5)]
+    assert late == sobol_point(SPACE, 100, seed=3)
+    assert early != [sobol_point(SPACE, i, seed=4) for i in range(5)]
+
+
+def test_a_grid_holds_every_cell_once() -> None:
+    points = [grid_point(SPACE, i, points=81, seed=0) for i in range(3 * 3 * 3 * 2)]
+    assert len({tuple(p.items()) for p in points}) == 54
+    for point in points:
+        SPACE.check_point(point)
+
+
+def test_samplers_by_name() -> None:
+    for name in ("tpe", "gp", "cmaes", "random"):
+        assert make_sampler(name, seed=0, startup=4) is not None
+    with pytest.raises(ValueError, match="tpe, gp, cmaes, random"):
+        make_sampler("bayes", seed=0, startup=4)
+
+
+def test_every_space_gives_valid_sobol_points() -> None:
+    for name in ("proxy_anchor", "circle+synthesis", "triplet"):
+        space = get_space(name)
+        for index in (0, 1, 63, 64, 200):
+            space.check_point(sobol_point(space, index, seed=1))

@@ -1,0 +1,67 @@
+"""Do settings survive being text, names stay short, and passwords stay out of sight?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_spaces.space import Choice, Float, Int, Value
+from study.tracking.records import decode, encode, run_name
+from study.tracking.redaction import redact
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_come_back_exactly(value: float) -> None:
+    assert decode(encode(value), Float(-1e308, 1e308)) == value
+
+
+@pytest.mark.parametrize("value", [True, False, 1, 2, "avg", "true-ish"])
+def test_choices_come_back_with_their_type(value: Value) -> None:
+    back = decode(encode(value), Choice([True, False, 1, 2, "avg", "true-ish"]))
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_integers_come_back_as_integers() -> None:
+    assert decode(encode(180), Int(1, 200)) == 180
+    with pytest.raises(ValueError, match="none of the choices"):
+        decode("sum", Choice(["avg", "max"]))
+
+
+def test_a_run_is_named_by_trial_and_scientific_knobs(story: Any) -> None:
+    name = run_name(story.record("proxy_anchor", 17), story.spaces["proxy_anchor"])
+    assert name == "proxy_anchor-0017 α=9.33 δ=0.1"
+    name = run_name(story.record("circle", 3), story.spaces["circle"])
+    assert name == "circle-0003 γ=22.4 m=0.1rad"
+    swept = story.record("circle", 3, origin="sweep", swept="batch_size")
+    assert run_name(swept, story.spaces["circle"]) == "circle-0003 B=177 images"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:s3c@db/x", "postgresql://ada:***@db/x"),
+        ("https://ada:p%40ss@host:5000/a?b=c", "https://ada:***@host:5000/a?b=c"),
+        ("two http://a:b@c and http://d:e@f", "two http://a:***@c and http://d:***@f"),
+        ("mysql+pymysql://u:p@ss@host/db", "mysql+pymysql://u:***@host/db"),
+        ("host=db password=s3c user=ada", "host=db password=*** user=ada"),
+        ("https://host/x?token=abc&y=1", "https://host/x?token=***&y=1"),
+        ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
+        ("http://host:5000/at@sign", "http://host:5000/at@sign"),
+    ],
+)
+def test_passwords_are_not_shown(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+def test_recording_does_not_import_mlflow() -> None:
+    code = (
+        "import sys, study.tracking.records, study.tracking.writer, study.tracking.local; "
+        "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,284 @@
+"""Does MLflow end up with the tree, names, statuses and numbers the study told?"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from study.errors import StudyError
+from study.tracking.local import default_uri
+from study.tracking.writer import Tracker
+
+
+def _runs(uri: str) -> dict[str, Run]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("groceries")
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    return {run.info.run_name: run for run in runs}
+
+
+@pytest.fixture(scope="module")
+def runs(finished: Path) -> dict[str, Run]:
+    return _runs(default_uri(finished))
+
+
+def _ancestors(run: Run, runs: dict[str, Run]) -> list[str]:
+    by_id = {other.info.run_id: other for other in runs.values()}
+    names = []
+    while "mlflow.parentRunId" in run.data.tags:
+        run = by_id[run.data.tags["mlflow.parentRunId"]]
+        names.append(run.info.run_name)
+    return names
+
+
+def test_the_tree_is_study_loss_trial(runs: dict[str, Run]) -> None:
+    tree = {name.split(" ")[0]: _ancestors(run, runs) for name, run in runs.items()}
+    assert tree["groceries"] == []
+    assert tree["untrained"] == ["groceries"]
+    assert tree["circle"] == ["circle", "groceries"] or "circle" in runs
+    assert tree["circle-0001"] == ["circle", "groceries"]
+    assert tree["circle-0007"] == ["circle sweep alpha around published", "circle", "groceries"]
+    assert tree["proxy_anchor-0008"] == ["proxy_anchor confirm", "proxy_anchor", "groceries"]
+    assert len(runs) == 1 + 1 + 2 * (1 + 2 + 9)
+
+
+def test_statuses_tell_how_a_trial_ended(runs: dict[str, Run]) -> None:
+    ended = {
+        name.split(" ")[0]: (run.info.status, run.data.tags.get("state"))
+        for name, run in runs.items()
+    }
+    assert ended["circle-0001"] == ("FINISHED", "finished")
+    assert ended["circle-0002"] == ("KILLED", "stopped")
+    assert ended["circle-0003"] == ("FAILED", "diverged")
+    assert ended["circle-0004"] == ("FAILED", "failed")
+    assert {run.info.status for run in runs.values() if run.data.tags["dml.kind"] != "trial"} == {
+        "FINISHED"
+    }
+
+
+def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run]) -> None:
+    run = runs["proxy_anchor-0001 α=28 δ=0.1"]
+    ours = {k: v for k, v in run.data.tags.items() if not k.startswith(("mlflow.", "dml."))}
+    assert set(ours) == {
+        *("loss", "number", "origin", "seed", "split", "point", "state", "host"),
+        *("space_version", "data_fingerprint"),
+    }
+    assert run.data.params == {
+        "alpha": "28.0",
+        "delta": "0.1",
+        "batch_size": "179",
+        "pooling": "avg",
+        "layer_norm": "true",
+        "embedding_dim": "64",
+        "warmup_epochs": "1",
+    }
+    assert set(run.data.metrics) == {"map_at_r", "recall_at_1", "loss", "seconds"}
+    assert {metric.step for metric in run.data._metric_objs} == {3}
+    assert (run.info.start_time, run.info.end_time) == (1_800_000_001_000, 1_800_000_010_000)
+
+
+def test_test_scores_never_mix_with_validation_scores(runs: dict[str, Run]) -> None:
+    confirm = next(run for name, run in runs.items() if name.startswith("circle-0008"))
+    assert set(confirm.data.metrics) == {
+        *("test/map_at_r", "test/recall_at_1", "test/loss", "test/seconds")
+    }
+
+
+def test_a_failed_trial_says_why(runs: dict[str, Run]) -> None:
+    failed = next(run for name, run in runs.items() if name.startswith("circle-0004"))
+    assert failed.data.tags["error"] == "RuntimeError: out of memory"
+
+
+def test_a_loss_shows_its_best_finished_score_so_far(runs: dict[str, Run], story: Any) -> None:
+    best = max(story.metrics(number, 3)["map_at_r"] for number in (0, 1, 5, 6, 7))
+    assert runs["circle"].data.metrics == {"map_at_r": best}
+    assert runs["groceries"].data.metrics["circle/map_at_r"] == best
+    assert "| m | `m` | [0, 0.5] | rad | 0.1 |" in runs["circle"].data.tags["mlflow.note.content"]
+
+
+def test_the_parent_run_holds_plan_note_settings_and_data(
+    runs: dict[str, Run], finished: Path, story: Any
+) -> None:
+    study = runs["groceries"]
+    assert study.data.tags["mlflow.note.content"] == "## Groceries\nIt is done."
+    assert study.data.params["backbone"] == "efficientnet_lite0"
+    data = study.inputs.dataset_inputs[0].dataset
+    assert (data.name, data.digest) == ("grocery81", "0123abcd")
+    assert json.loads(data.profile) == {"images": 2640, "classes": 81}
+    client = MlflowClient(default_uri(finished))
+    path = client.download_artifacts(study.info.run_id, "plan.json")
+    assert json.loads(Path(path).read_text()) == story.plan
+
+
+def test_nothing_is_left_in_the_spool_of_a_finished_study(finished: Path) -> None:
+    assert not list((finished / "spool").glob("*.jsonl"))
+
+
+def test_a_resumed_trial_goes_on_in_its_run(
+    study_dir: Path, open_tracker: Any, story: Any, doubles: Any
+) -> None:
+    first = open_tracker(study_dir)
+    story.open(first)
+    record = story.record("circle", 1)
+    first.trial_started(record)
+    for epoch in (1, 2):
+        first.epoch(record.trial, epoch, {"map_at_r": 0.1 * epoch}, timestamp=1.8e9 + epoch)
+    assert first.close(60.0)
+    again = open_tracker(study_dir)
+    story.open(again)
+    again.trial_started(record)
+    for epoch in (2, 3):  # from a checkpoint after the first epoch, with other times and values
+        again.epoch(record.trial, epoch, {"map_at_r": 0.5}, timestamp=1.9e9 + epoch)
+    again.trial_ended(record.trial, state="finished", timestamp=1.9e9 + 9)
+    assert again.close(60.0)
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    history = MlflowClient(default_uri(study_dir)).get_metric_history(run.info.run_id, "map_at_r")
+    assert {metric.step: metric.value for metric in history} == {1: 0.1, 2: 0.2, 3: 0.5}
+    assert run.info.status == "FINISHED"
+    assert doubles(study_dir / "mlflow.db") == []
+
+
+def test_two_runs_of_one_trial_are_healed(
+    study_dir: Path, open_tracker: Any, story: Any, doubles: Any
+) -> None:
+    first = open_tracker(study_dir)
+    story.open(first)
+    story.trial(first, story.record("circle", 1))
+    assert first.close(60.0)
+    client = MlflowClient(default_uri(study_dir))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    # As a lost answer would: the same trial, made twice.
+    client.create_run(run.info.experiment_id, tags=dict(run.data.tags))
+    assert doubles(study_dir / "mlflow.db")
+    again = open_tracker(study_dir)
+    story.open(again)
+    assert again.close(60.0)
+    assert doubles(study_dir / "mlflow.db") == []
+
+
+def test_files_reach_study_loss_and_trial(
+    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+) -> None:
+    page, plots = tmp_path / "report.html", tmp_path / "plots"
+    page.write_text("<p>old</p>", encoding="utf-8")
+    plots.mkdir()
+    (plots / "alpha.png").write_bytes(b"png")
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    story.trial(tracker, story.record("circle", 1))
+    tracker.artifact(page, to="study", folder="report")
+    tracker.artifact(plots, to="circle", folder="response")
+    tracker.artifact(page, to="circle-0001")
+    tracker.artifact(tmp_path / "gone.html", to="study")
+    assert tracker.flush(60.0)
+    page.write_text("<p>new</p>", encoding="utf-8")
+    tracker.artifact(page, to="study", folder="report")
+    assert tracker.flush(60.0)
+    assert tracker.status().refused == 1
+    runs = _runs(default_uri(study_dir))
+    client = MlflowClient(default_uri(study_dir))
+    new = client.download_artifacts(runs["groceries"].info.run_id, "report/report.html")
+    assert Path(new).read_text() == "<p>new</p>"
+    assert [f.path for f in client.list_artifacts(runs["circle"].info.run_id, "response")] == [
+        "response/alpha.png"
+    ]
+    trial = next(run for name, run in runs.items() if name.startswith("circle-0001"))
+    assert [f.path for f in client.list_artifacts(trial.info.run_id)] == ["report.html"]
+
+
+def test_more_settings_and_metrics_than_one_request_takes(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    fixed = {f"setting_{n}": "x" * 7000 for n in range(250)}
+    tags = {f"tag_{n}": "y" * 9000 for n in range(20)}
+    record = story.record("circle", 1, fixed=fixed, tags=tags)
+    tracker.trial_started(record)
+    for epoch in range(1, 41):
+        values = {f"metric_{n}": float(n) for n in range(60)}
+        tracker.epoch(record.trial, epoch, values, timestamp=1.8e9 + epoch)
+    assert tracker.flush(60.0)
+    assert tracker.status().refused == 0
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    assert len(run.data.params) == 255
+    with sqlite3.connect(study_dir / "mlflow.db") as connection:
+        count = connection.execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
+    assert count == 40 * 60
+
+
+def test_calls_return_at_once_even_while_shipping(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    tracker = open_tracker(study_dir, process=True)
+    story.open(tracker)
+    tracker.trial_started(story.record("circle", 1))
+    times = []
+    for epoch in range(2000):
+        begin = time.perf_counter()
+        tracker.epoch("circle-0001", epoch, story.metrics(1, 1), timestamp=1.8e9)
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[len(times) // 2] < 1e-3
+
+
+def test_one_study_has_one_writer(study_dir: Path, open_tracker: Any) -> None:
+    open_tracker(study_dir)
+    with pytest.raises(StudyError, match="Another process"):
+        open_tracker(study_dir)
+
+
+def test_an_experiment_of_another_study_is_not_touched(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    first = open_tracker(study_dir)
+    story.open(first)
+    assert first.close(60.0)
+    other = open_tracker(study_dir, spool=study_dir / "other")
+    other.open_study(name="pets", plan=story.plan, losses=[], note="")
+    assert not other.flush(1.0)
+    assert "holds the study 'groceries'" in other.status().error
+
+
+def test_a_shipper_that_was_killed_is_replaced(
+    study_dir: Path, open_tracker: Any, story: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("study.tracking.writer._RESTART_SECONDS", 0.0)
+    tracker: Tracker = open_tracker(study_dir, process=True)
+    story.open(tracker)
+    assert tracker._shipper is not None
+    os.kill(tracker._shipper.pid, signal.SIGKILL)
+    tracker._shipper.wait()
+    story.trial(tracker, story.record("circle", 1))
+    assert tracker.flush(60.0)
+    assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
+
+
+def test_a_full_disk_is_said_once_and_kills_nothing(
+    study_dir: Path,
+    open_tracker: Any,
+    story: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("study.tracking.spool.os.write", full)
+        story.trial(tracker, story.record("circle", 1))
+    assert [record.message.count("No space left") for record in caplog.records] == [1]
+    assert tracker.flush(60.0)
+    assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))

@@ -1,0 +1,207 @@
+"""Retrieval scores against a brute force and against pytorch-metric-learning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from trainables import neighbours, retrieval
+from trainables.retrieval import evaluate, nearest
+
+KS = (1, 2, 4, 8, 40, 100)  # the last two lie behind the list of neighbours
+
+
+def brute_force(
+    queries: NDArray[Any],
+    labels: NDArray[Any],
+    items: NDArray[Any] | None = None,
+    item_labels: NDArray[Any] | None = None,
+) -> dict[str, float]:
+    def normalised(x: NDArray[Any]) -> NDArray[Any]:
+        x = x.astype(np.float64)
+        unit: NDArray[Any] = x / np.linalg.norm(x, axis=1, keepdims=True)
+        return unit
+
+    x = normalised(queries)
+    z = x if items is None else normalised(items)
+    z_labels = labels if item_labels is None else item_labels
+    rows = []
+    for i in range(len(x)):
+        order = np.argsort(-(z * x[i]).sum(axis=1), kind="stable")
+        if items is None:
+            order = order[order != i]
+        hits = z_labels[order] == labels[i]
+        r = int(hits.sum())
+        if r == 0:
+            continue
+        average = sum(hits[:p].sum() / p for p in range(1, r + 1) if hits[p - 1]) / r
+        rows.append([*(float(hits[:k].any()) for k in KS), hits[:r].sum() / r, average])
+    names = [*(f"recall_at_{k}" for k in KS), "r_precision", "map_at_r"]
+    return dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+
+
+def pml(queries: NDArray[Any], labels: NDArray[Any], *rest: Any) -> dict[str, float]:
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    calculator = AccuracyCalculator(
+        include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+        k="max_bin_count",  # its None would compare all with all
+        device=torch.device("cpu"),
+    )
+    arguments = [queries, labels, *rest]
+    for i in range(0, len(arguments), 2):
+        x = arguments[i]
+        arguments[i] = x / np.linalg.norm(x, axis=1, keepdims=True)  # it does not normalise
+    # It casts labels to float32, where ids above 2**24 collide; ours are renumbered for it.
+    ids = np.unique(np.concatenate(arguments[1::2]), return_inverse=True)[1]
+    arguments[1::2] = np.split(ids, np.cumsum([len(a) for a in arguments[1::2]])[:-1])
+    scores = calculator.get_accuracy(*[torch.from_numpy(a) for a in arguments])
+    return {
+        "recall_at_1": scores["precision_at_1"],
+        "r_precision": scores["r_precision"],
+        "map_at_r": scores["mean_average_precision_at_r"],
+    }
+
+
+def make(kind: str, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Random data. Components are +-1/sqrt(D) with D a power of 4, so lengths, dot products and
+    distances are exact in float32 too and the reference library orders neighbours rightly; few
+    dimensions mean many ties. "gaussian" is continuous instead."""
+    rng = np.random.default_rng(seed)
+    n, dim = int(rng.integers(30, 400)), 4 if kind == "ties" else 4 ** int(rng.integers(3, 6))
+    labels = rng.integers(0, int(rng.integers(3, 40)), n) + 2**40
+    x = rng.choice(np.array([-1, 1], dtype=np.float32), size=(n, dim)) / np.float32(dim**0.5)
+    if kind == "gaussian":
+        x = rng.normal(size=(n, 12)).astype(np.float32)
+    if kind == "duplicates":
+        x[rng.integers(0, n, n // 2)] = x[rng.integers(0, n, n // 2)]
+    if kind == "lone classes":
+        labels[: n // 4] = np.arange(n // 4)
+    if kind == "collapsed":
+        x[:] = x[0]
+    return x, labels
+
+
+KINDS = ("plain", "gaussian", "ties", "duplicates", "lone classes", "collapsed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(4))
+def test_agrees_with_brute_force_and_pml(kind: str, seed: int) -> None:
+    x, labels = make(kind, seed)
+    ours = evaluate(x, labels, ks=KS)
+    assert ours == pytest.approx(brute_force(x, labels), abs=1e-9)
+    # Its float32 distances swap near neighbours of continuous data, by up to some 1e-6.
+    tolerance = 1e-5 if kind == "gaussian" else 1e-9
+    for name, value in pml(x, labels).items():
+        assert ours[name] == pytest.approx(value, abs=tolerance), name
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "lone classes"])
+@pytest.mark.parametrize("seed", range(4))
+def test_query_and_gallery_agree_with_brute_force_and_pml(kind: str, seed: int) -> None:
+    x, labels = make(kind, seed)
+    cut = len(x) // 3
+    ours = evaluate(x[:cut], labels[:cut], ks=KS, gallery=x[cut:], gallery_labels=labels[cut:])
+    expected = brute_force(x[:cut], labels[:cut], x[cut:], labels[cut:])
+    assert ours == pytest.approx(expected, abs=1e-9)
+    for name, value in pml(x[:cut], labels[:cut], x[cut:], labels[cut:]).items():
+        assert ours[name] == pytest.approx(value, abs=1e-9), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_threads_and_group_sizes_change_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(5)
+    x, labels = make(kind, 11)
+    x = np.concatenate([x] * 4) + rng.normal(scale=1e-7, size=(4 * len(x), x.shape[1]))
+    labels = np.concatenate([labels] * 4)
+    whole = nearest(x, k=20)
+    scores = evaluate(x, labels, ks=(1, 8, 100))
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 4 * len(x) * 7)
+    assert np.array_equal(nearest(x, k=20).indices, whole.indices)
+    assert evaluate(x, labels, ks=(1, 8, 100)) == pytest.approx(scores, abs=1e-12)
+
+
+def test_exact_in_two_dimensions_where_float32_is_not() -> None:
+    rng = np.random.default_rng(3)
+    x, labels = rng.normal(size=(1500, 2)), rng.integers(0, 30, 1500)
+    assert evaluate(x, labels, ks=KS) == pytest.approx(brute_force(x, labels), abs=1e-9)
+
+
+def test_near_ties_beyond_float32_are_ordered_in_float64() -> None:
+    # 4,000 items whose similarities differ by 1e-12: float32 cannot tell them apart.
+    angles = 0.5 + 1e-12 * np.random.default_rng(0).permutation(4000)
+    items = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    far = np.tile([[-1.0, 0.0]], (100, 1))
+    gallery = np.concatenate([far, items[:300]])
+    found = nearest(np.array([[1.0, 0.0]]), k=5, gallery=gallery)
+    assert found.indices[0].tolist() == (100 + np.argsort(angles[:300])[:5]).tolist()
+
+
+def test_large_k_equals_a_full_sort() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(3000, 16)).astype(np.float32)
+    z = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float64)
+    for k in (1, 9, 100, 2000, 2999):
+        found = nearest(x, k=k, rows=[0, 5, 2999])
+        for row, indices in zip([0, 5, 2999], found.indices, strict=True):
+            order = np.argsort(-(z @ z[row]), kind="stable")
+            assert indices.tolist() == order[order != row][:k].tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_embeddings_are_not_changed(dtype: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 5)).astype(dtype)
+    copy = x.copy()
+    evaluate(x, np.arange(200) % 20)
+    assert np.array_equal(x, copy)
+
+
+def test_labels_beyond_float32_do_not_collide() -> None:
+    # 2**24 and 2**24 + 1 are one number in float32; the right answer here is 0.
+    x = np.array([[1, 0], [1, 0.01], [0, 1], [0.01, 1]], dtype=np.float32)
+    labels = np.array([2**24, 2**24 + 1, 2**24, 2**24 + 1])
+    assert evaluate(x, labels, ks=(1,))["recall_at_1"] == 0.0
+
+
+def test_recall_beyond_the_gallery_and_tensors() -> None:
+    x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], requires_grad=True)
+    scores = evaluate(x, torch.tensor([0, 1, 0]), ks=(1, 100))
+    assert scores["recall_at_1"] == 0.0
+    assert scores["recall_at_100"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embeddings": np.ones((3, 2)), "labels": np.arange(3)}, "every class is alone"),
+        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(2, int)}, "got 3 and 2"),
+        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3)}, "must be integers"),
+        ({"embeddings": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "must be finite"),
+        ({"embeddings": np.ones(3), "labels": np.zeros(3, int)}, "must be \\(N, D\\)"),
+        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "ks": (0,)}, "at least 1"),
+        (
+            {"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "gallery": np.ones((1, 2))},
+            "must be given together",
+        ),
+    ],
+)
+def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(**arguments)
+
+
+def test_nmi_of_clear_and_of_no_clusters() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 30)
+    clear = np.eye(16)[labels] + 0.02 * rng.normal(size=(300, 16))
+    noise = rng.normal(size=(300, 16))
+    assert retrieval.nmi(clear, labels) > 0.9
+    assert retrieval.nmi(clear, labels, seed=3) == retrieval.nmi(clear, labels, seed=3)
+    assert retrieval.nmi(noise, labels) < 0.35

@@ -1,0 +1,263 @@
+"""A trial trains what its spec says, and continues bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
+from trainables.model import EmbeddingModel, pool
+from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
+from trainables.replica import DivergedError
+from trainables.settings import Settings, TrialSpec, settings_from
+from trainables.training import Training, split_tasks, untrained_metrics
+from trainables.workbench import Bench, open_bench
+
+GLYPHS = {"name": "glyphs", "classes": 200, "samples": 6}
+CONV4 = {"name": "conv4", "pretrained": False, "frozen": False}
+LOSSES: dict[str, dict[str, Any]] = {
+    "proxy_anchor": {"alpha": 32.0, "delta": 0.1},
+    "proxy_nca_pp": {"temperature": 0.11},
+    "circle": {"gamma": 80.0, "m": 0.4},
+    "triplet": {"margin": 0.2},
+    "proxy_anchor+synthesis": {
+        "alpha": 32.0,
+        "delta": 0.1,
+        "synthesis_alpha": 0.4,
+        "synthesis_mu": 1.0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def bench(data_cache: Path) -> Bench:
+    return open_bench(GLYPHS, CONV4, cache_dir=data_cache)
+
+
+def spec_of(loss: str, tmp_path: Path | str = "", **changes: Any) -> TrialSpec:
+    settings = Settings(epochs=4, batch_size=32, embedding_dim=16, augment="light")
+    base = TrialSpec(
+        trial=f"{loss}-0000",
+        loss=loss,
+        loss_knobs=LOSSES[loss],
+        settings=settings,
+        seed=5,
+        dataset=GLYPHS,
+        backbone=CONV4,
+        cache_dir="",
+        checkpoint_dir=str(tmp_path),
+        threads=1,
+    )
+    return replace(base, **changes)
+
+
+def weights(training: Training) -> list[torch.Tensor]:
+    tensors = []
+    for replica in training.replicas:
+        tensors += [t.clone() for t in replica.model.state_dict().values()]
+        tensors += [t.clone() for t in replica.loss.state_dict().values()]
+    return tensors
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_restored_trial_continues_bit_for_bit(loss: str, bench: Bench, tmp_path: Path) -> None:
+    spec = spec_of(loss, tmp_path)
+    whole = Training(replace(spec, checkpoint_dir=""), bench)
+    results = [whole.run_epoch() for _ in range(4)]
+    first = Training(spec, bench)
+    first.run_epoch()
+    first.run_epoch()
+    first.save()
+    torch.manual_seed(999)  # whatever else happened in the process
+    second = Training(spec, bench)
+    assert second.restore()
+    assert second.last_result["score"] == results[1]["score"]
+    rest = [second.run_epoch(), second.run_epoch()]
+    assert [r["score"] for r in rest] == [r["score"] for r in results[2:]]
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(second), strict=True))
+    assert second.is_done
+
+
+def test_training_learns_unseen_classes(bench: Bench) -> None:
+    spec = spec_of("proxy_anchor")
+    settings = replace(spec.settings, epochs=8, backbone_lr=3e-3, head_lr=3e-3)
+    training = Training(replace(spec, settings=settings), bench)
+    untrained = untrained_metrics(spec, bench)
+    while not training.is_done:
+        result = training.run_epoch()
+    assert result["score"] > 1.5 * untrained["map_at_r"]
+    assert result["metrics"]["recall_at_1"] > untrained["recall_at_1"]
+
+
+def test_seeds_differ_and_repeat(bench: Bench) -> None:
+    score = [
+        Training(spec_of("triplet", seed=seed), bench).run_epoch()["score"] for seed in (1, 1, 2)
+    ]
+    assert score[0] == score[1] != score[2]
+
+
+def test_replicas_are_the_seeds_of_a_trial(bench: Bench) -> None:
+    pair = Training(spec_of("triplet", replicas=2), bench).run_epoch()
+    single = [
+        Training(spec_of("triplet", seed=seed), bench).run_epoch()["score"] for seed in (5, 6)
+    ]
+    assert pair["score"] == pytest.approx(np.mean(single), abs=1e-12)
+    assert pair["score_std"] == pytest.approx(np.std(single, ddof=1), abs=1e-12)
+
+
+def test_folds_train_side_by_side(bench: Bench) -> None:
+    training = Training(spec_of("triplet", folds=2), bench)
+    assert len(training.replicas) == 2
+    assert np.isfinite(training.run_epoch()["score"])
+
+
+def test_splits_share_no_class(bench: Bench) -> None:
+    for split, folds in (("validation", 1), ("validation", 4), ("test", 1)):
+        for task in split_tasks(bench.dataset, split, folds):
+            assert not set(task.train.labels) & set(task.score.labels)
+            assert not (
+                split == "validation" and set(task.score.labels) & set(bench.dataset.test.labels)
+            )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_nan_loss_is_a_divergence(loss: str, bench: Bench) -> None:
+    training = Training(spec_of(loss), bench)
+    with torch.no_grad():
+        training.replicas[0].model.head.weight.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="training diverged"):
+        training.run_epoch()
+
+
+def test_embeddings_that_are_no_numbers_are_a_divergence(bench: Bench) -> None:
+    replica = Training(spec_of("triplet"), bench).replicas[0]
+    with torch.no_grad():
+        replica.model.head.weight.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="embeddings"):
+        replica.score()
+
+
+def test_half_a_checkpoint_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, "a-0", {"epoch": 1})
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(tmp_path, "a-0", {"epoch": 2})
+    assert load_checkpoint(tmp_path, "a-0") == {"epoch": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a-0.pt"]
+
+
+def test_checkpoints_load_no_code(tmp_path: Path) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return print, ("executed",)
+
+    checkpoint_path(tmp_path, "a-0").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(pickle.UnpicklingError):
+        load_checkpoint(tmp_path, "a-0")
+
+
+def test_keys_stay_inside_the_folder(tmp_path: Path) -> None:
+    assert checkpoint_path(tmp_path, "../../etc/x").parent == tmp_path
+    assert checkpoint_path(tmp_path, "pml:Loss-1").parent == tmp_path
+
+
+class TestOptimizer:
+    def parts(self) -> tuple[EmbeddingModel, nn.Module]:
+        from trainables.losses import build_loss
+
+        settings = Settings(embedding_dim=4)
+        model = EmbeddingModel(nn.Conv2d(1, 8, 3), 8, settings)
+        return model, build_loss("proxy_anchor", n_classes=5, dim=4, alpha=32.0, delta=0.1)
+
+    def test_each_part_has_its_own_rate(self) -> None:
+        model, loss = self.parts()
+        settings = Settings(embedding_dim=4, backbone_lr=1.0, head_lr=2.0, proxy_lr=3.0)
+        rates = {g["name"]: g["lr"] for g in build_optimizer(model, loss, settings).param_groups}
+        assert rates == {"backbone": 1.0, "head": 2.0, "proxies": 3.0}
+
+    def test_forgotten_proxies_are_refused(self) -> None:
+        model, loss = self.parts()
+        with pytest.raises(RuntimeError, match="proxies is in 0 optimiser groups"):
+            check_groups(torch.optim.AdamW(model.parameters()), model, loss)
+
+    def test_a_parameter_in_two_groups_is_refused(self) -> None:
+        model, loss = self.parts()
+        optimizer = build_optimizer(model, loss, Settings(embedding_dim=4))
+        optimizer.param_groups[0]["params"].append(model.head.weight)
+        with pytest.raises(RuntimeError, match="in 2 optimiser groups"):
+            check_groups(optimizer, model, loss)
+
+    def test_proxies_that_stand_still_are_noticed(self) -> None:
+        _, loss = self.parts()
+        check = MovementCheck(loss)
+        with pytest.raises(RuntimeError, match="`proxies` did not move"):
+            check.check(loss)
+        with torch.no_grad():
+            next(loss.parameters()).add_(0.1)
+        check.check(loss)
+
+    def test_decay(self) -> None:
+        cosine = Settings(epochs=10)
+        assert decay_factor(0, cosine) == 1.0
+        assert decay_factor(5, cosine) == pytest.approx(0.5)
+        step = Settings(epochs=8, lr_decay="step")
+        assert [decay_factor(e, step) for e in (0, 3, 4, 6)] == [1.0, 1.0, 0.1, 0.01]
+        assert decay_factor(7, Settings(lr_decay="none")) == 1.0
+
+
+def test_warm_up_keeps_the_backbone_still(bench: Bench) -> None:
+    spec = spec_of("proxy_anchor")
+    settings = replace(spec.settings, warmup_epochs=1)
+    training = Training(replace(spec, settings=settings), bench)
+    backbone = training.replicas[0].model.backbone
+    assert backbone is not None
+    before = [p.clone() for p in backbone.parameters()]
+    training.run_epoch()
+    assert all(torch.equal(a, b) for a, b in zip(before, backbone.parameters(), strict=True))
+    training.run_epoch()
+    assert not all(torch.equal(a, b) for a, b in zip(before, backbone.parameters(), strict=True))
+
+
+def test_pooling() -> None:
+    maps = torch.arange(16.0).reshape(1, 1, 4, 4)
+    assert pool(maps, "avg").item() == 7.5
+    assert pool(maps, "max").item() == 15.0
+    assert pool(maps, "avg+max").item() == 22.5
+    with pytest.raises(ValueError, match="avg, max, avg\\+max"):
+        pool(maps, "median")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_sise": 3}, "did you mean 'batch_size'"),
+        ({"epochs": 0}, "`epochs >= 1`"),
+        ({"adam_eps": 0.0}, "`adam_eps > 0`"),
+        ({"lr_decay": "linear"}, "none, step, cosine"),
+        ({"layer_norm": 1}, "type bool"),
+        ({"batch_size": 2.5}, "type int"),
+    ],
+)
+def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        settings_from(values)
+    assert message in str(error.value)
+
+
+def test_specs_cross_borders_as_plain_values() -> None:
+    import json
+
+    spec = spec_of("circle")
+    assert TrialSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec

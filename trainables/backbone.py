@@ -1,0 +1,267 @@
+"""What turns images into feature maps: any timm model under one contract."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainables.backbones.bn_inception import BNInception
+from trainables.backbones.conv4 import Conv4
+from trainables.names import unknown_name
+from trainables.vision import import_torchvision
+from trainables.weights import WeightReport, load_weights
+
+BNFreeze = Literal["none", "stats", "all"]
+BN_FREEZE: tuple[BNFreeze, ...] = ("none", "stats", "all")
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+OWN_MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
+    "conv4": (Conv4, {"input_size": (3, 28, 28), "mean": (0.5,) * 3, "std": (0.5,) * 3}),
+    "bn_inception": (
+        BNInception,
+        {
+            "input_size": (3, 224, 224),
+            "mean": (128 / 255, 117 / 255, 104 / 255),
+            "std": (1 / 255,) * 3,
+        },
+    ),
+}
+
+
+class Backbone(nn.Module):
+    """A timm model whose forward gives the last feature map, for every kind of model.
+
+    `forward`: float images (N, in_channels, H, W), normalised with `mean` and `std`, to
+    (N, num_features, h, w). Of token models (ViT) it is the patch tokens laid out on their grid,
+    class and register tokens left out, so that pooling means the same for all.
+
+    Args:
+        model: The timm model, without classifier and pooling.
+        layout: How its features lie: "NCHW", "NHWC" or "NLC" (tokens).
+        frozen: No weight trains and the module stays in evaluation mode.
+        bn_freeze: "stats" keeps batch-norm statistics fixed, "all" its weights too.
+
+    Attributes:
+        num_features: Channels of the feature map.
+        mean, std: Per input channel, of pixels scaled to 0..1.
+        image_size: The size it was built for.
+        weight_report: What a local weights file filled; None without one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str,
+        layout: Literal["NCHW", "NHWC", "NLC"],
+        num_features: int,
+        image_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        frozen: bool = False,
+        bn_freeze: BNFreeze = "none",
+        weight_report: WeightReport | None = None,
+    ) -> None:
+        super().__init__()
+        # Channels-last is the fast order of convolutions on CPUs and tensor cores.
+        self.model = cast(Any, model).to(memory_format=torch.channels_last)
+        self.name, self.layout, self.num_features = name, layout, num_features
+        self.image_size, self.mean, self.std = image_size, mean, std
+        self.frozen, self.weight_report = frozen, weight_report
+        if frozen:
+            self.requires_grad_(False)
+        self.bn_freeze: BNFreeze = "none"
+        self.freeze_batch_norm(bn_freeze)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N, in_channels, H, W) to features (N, num_features, h, w)."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        features: Tensor = cast(Any, self.model).forward_features(images)
+        if self.layout == "NHWC":
+            return features.permute(0, 3, 1, 2)
+        if self.layout == "NLC":
+            tokens = features[:, getattr(self.model, "num_prefix_tokens", 0) :]
+            height, width = _grid(self.model, tokens.shape[1])
+            return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+        return features
+
+    def freeze_batch_norm(self, mode: BNFreeze) -> None:
+        """Choose anew what of batch norm is fixed, e.g. on a copy of a pretrained backbone."""
+        if mode not in BN_FREEZE:
+            raise unknown_name("bn_freeze", mode, BN_FREEZE)
+        self.bn_freeze = mode
+        for norm in self._batch_norms():
+            norm.requires_grad_(mode != "all" and not self.frozen)
+        self.train()
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Training mode, less what is frozen."""
+        super().train(mode and not self.frozen)
+        if self.bn_freeze != "none":
+            for norm in self._batch_norms():
+                norm.eval()
+        return self
+
+    def _batch_norms(self) -> list[nn.Module]:
+        return [m for m in self.modules() if isinstance(m, BATCH_NORMS)]
+
+
+def build_backbone(
+    name: str,
+    *,
+    in_channels: int,
+    image_size: int,
+    pretrained: bool | str | os.PathLike[str] = False,
+    frozen: bool = False,
+    bn_freeze: BNFreeze = "none",
+) -> Backbone:
+    """The backbone of a study file.
+
+    Initial weights come from torch's global generator; seed it, or use `torch.random.fork_rng`.
+
+    Args:
+        name: `conv4`, `bn_inception` or any model name of timm.
+        pretrained: False, True (timm's published weights, downloaded by timm), or the path of a
+            local .pth or .safetensors file; see `Backbone.weight_report` for what fitted.
+    """
+    base, _, tag = name.partition(".")
+    if base not in backbone_names():
+        raise unknown_name("backbone", name, backbone_names())
+    if image_size < 1 or in_channels < 1:
+        raise ValueError(
+            f"image size and channels must be positive, got {image_size=}, {in_channels=}."
+        )
+    if base in OWN_MODELS and (pretrained is True or tag):
+        raise ValueError(f"timm has no published weights for {name!r}; name a local weights file.")
+    settings = {"pretrained": pretrained is True, "in_chans": in_channels, "num_classes": 0}
+    model = _create(name, **settings)
+    shape, error = _feature_shape(model, in_channels, image_size)
+    if shape is None:  # models with position embeddings are built for one size
+        try:
+            model = _create(name, img_size=image_size, **settings)
+            shape, error = _feature_shape(model, in_channels, image_size)
+        except TypeError:
+            pass  # it takes no such setting: the first error tells more
+    if shape is None:
+        raise ValueError(f"{name!r} cannot take {image_size} px images: {error}.")
+    layout, num_features = _layout(shape, int(cast(int, model.num_features)))
+    report = None if isinstance(pretrained, bool) else load_weights(model, Path(pretrained))
+    config = cast(dict[str, Any], model.pretrained_cfg or {})
+    mean, std = (_per_channel(config.get(key), in_channels) for key in ("mean", "std"))
+    return Backbone(
+        model,
+        name=name,
+        layout=layout,
+        num_features=num_features,
+        image_size=image_size,
+        mean=mean,
+        std=std,
+        frozen=frozen,
+        bn_freeze=bn_freeze,
+        weight_report=report,
+    )
+
+
+def backbone_names() -> list[str]:
+    """Every name that `build_backbone` knows: timm's models and ours, sorted."""
+    return cast(list[str], _timm().list_models())
+
+
+def _create(name: str, **settings: Any) -> nn.Module:
+    timm = _timm()
+    try:
+        try:
+            model = timm.create_model(name, global_pool="", **settings)
+        except (AssertionError, TypeError) as error:
+            if "img_size" in str(error):
+                raise
+            model = timm.create_model(name, **settings)  # a few cannot go without their pooling
+    except TypeError:
+        raise
+    except Exception as error:  # an unknown tag, or the hub's many errors
+        raise ValueError(f"timm cannot build {name!r}: {_first_line(error)}") from error
+    return cast(nn.Module, model)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _timm() -> ModuleType:
+    """timm with our models registered; torchvision first, since timm imports it."""
+    import_torchvision()
+    import timm
+    from timm.models import register_model
+    from timm.models._registry import is_model
+
+    for name, (build, config) in OWN_MODELS.items():
+        if not is_model(name):
+            register_model(_entrypoint(name, build, config))
+    return cast(ModuleType, timm)
+
+
+def _entrypoint(
+    name: str, build: Callable[..., nn.Module], config: dict[str, Any]
+) -> Callable[..., nn.Module]:
+    """A constructor in the form that timm's registry takes: named as the model, in this module."""
+
+    def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        if pretrained:
+            raise ValueError(f"timm has no published weights for {name!r}.")
+        kwargs.pop("pretrained_cfg", None)
+        kwargs.pop("pretrained_cfg_overlay", None)
+        kwargs.pop("cache_dir", None)
+        return build(pretrained_cfg=dict(config), **kwargs)
+
+    entrypoint.__name__ = entrypoint.__qualname__ = name
+    entrypoint.__module__ = __name__
+    return entrypoint
+
+
+def _feature_shape(
+    model: nn.Module, in_channels: int, image_size: int
+) -> tuple[torch.Size | None, str]:
+    """Shape of the features of one image, or why the model cannot take it."""
+    was_training = model.training
+    model.eval()  # batch-norm statistics must not see the probe
+    try:
+        with torch.no_grad():
+            probe = torch.zeros(1, in_channels, image_size, image_size)
+            features = cast(Any, model).forward_features(probe)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        return None, _first_line(error)
+    finally:
+        model.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim not in (3, 4) or 0 in features.shape:
+        return None, "it gives no feature map"
+    return features.shape, ""
+
+
+def _layout(shape: torch.Size, num_features: int) -> tuple[Literal["NCHW", "NHWC", "NLC"], int]:
+    if len(shape) == 3:
+        return "NLC", shape[2]
+    if shape[3] == num_features and shape[1] != num_features:
+        return "NHWC", shape[3]
+    return "NCHW", shape[1]
+
+
+def _grid(model: nn.Module, n_tokens: int) -> tuple[int, int]:
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if grid is not None and grid[0] * grid[1] == n_tokens:
+        return int(grid[0]), int(grid[1])
+    side = round(n_tokens**0.5)
+    return (side, side) if side * side == n_tokens else (n_tokens, 1)
+
+
+def _per_channel(values: Any, in_channels: int) -> tuple[float, ...]:
+    """The model's mean or std for this many channels: kept for 3, else their average."""
+    channels = tuple(float(v) for v in values) if values is not None else (0.5,)
+    if len(channels) == in_channels:
+        return channels
+    return (sum(channels) / len(channels),) * in_channels

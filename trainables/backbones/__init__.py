@@ -1,0 +1,1 @@
+"""Networks that timm lacks, with the few members of timm's interface that we call."""

@@ -1,0 +1,254 @@
+"""From a list of picture files to a data set: decoded once, checked, reported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
+from trainables.data.dataset import Dataset, Part
+from trainables.data.pictures import FITS, BadPictureError, Fit, decode
+from trainables.names import unknown_name
+
+ON_BAD_IMAGE = ("refuse", "skip")
+VERSION = 1  # raise when decoding changes
+SHOWN = 5  # paths in a message
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Pictures with their classes, before anything is decoded.
+
+    Args:
+        root: Folder that the names are relative to.
+        names: Relative path of each picture.
+        labels: Class id of each, 0..C-1.
+        in_test: Whether it belongs to the test half.
+        class_names: Name of class id i.
+        is_query: For query/gallery protocols; None when every test item is a query.
+    """
+
+    root: Path
+    names: Sequence[str]
+    labels: NDArray[np.int64]
+    in_test: NDArray[np.bool_]
+    class_names: Sequence[str]
+    is_query: NDArray[np.bool_] | None = None
+
+
+def read_listing(
+    dataset: str,
+    listing: Listing,
+    *,
+    cache_dir: Path,
+    progress: Progress | None,
+    size: int,
+    fit: str,
+    on_bad_image: str,
+    counts: Mapping[str, int] | None = None,
+) -> Dataset:
+    """Decode the pictures (or map them when that was done), training half first.
+
+    Args:
+        dataset: Name of the data set, for messages and the cache.
+        counts: Published numbers to compare with: train and test, or train, query and gallery.
+    """
+    check_reading(dataset, size=size, fit=fit, on_bad_image=on_bad_image)
+    if not listing.names:
+        raise ValueError(f"{dataset}: there are no pictures in {listing.root}.")
+    outside = [n for n in listing.names if n.startswith("/") or ".." in n.split("/")]
+    if outside:
+        raise ValueError(f"{dataset}: a listed name leads outside the folder: {outside[0]}.")
+    order = np.argsort(listing.in_test, kind="stable")
+    names = [listing.names[i] for i in order]
+    stamps = [_stamp(listing.root / name) for name in names]
+    rows = decoded_rows(
+        dataset,
+        lambda row: listing.root / names[row],
+        len(names),
+        settings={"files": _digest([names, stamps])},
+        cache_dir=cache_dir,
+        progress=progress,
+        size=size,
+        fit=fit,
+    )
+    report_bad(dataset, rows, names, on_bad_image=on_bad_image)
+    kept = order[rows.kept]
+    halves = halve(rows.arrays["images"], listing, kept)
+    notes = [
+        *count_notes(dataset, halves, counts or {}),
+        *bad_notes(dataset, rows, names),
+        *remark_notes(dataset, rows, names),
+    ]
+    return Dataset(
+        name=dataset,
+        train=halves[0],
+        test=halves[1],
+        class_names=tuple(listing.class_names),
+        fingerprint=_digest([rows.fingerprint, listing.labels[kept].tolist(), size, fit])[:16],
+        notes=tuple(notes),
+    )
+
+
+def check_reading(dataset: str, *, size: int, fit: str, on_bad_image: str) -> None:
+    """Refuse settings that no picture could be read with."""
+    if not 8 <= size <= 4096:
+        raise ValueError(f"{dataset}: `8 <= size <= 4096` must hold, got {size}.")
+    if fit not in FITS:
+        raise unknown_name(f"fit of data set {dataset!r}:", fit, FITS)
+    if on_bad_image not in ON_BAD_IMAGE:
+        raise unknown_name(f"on_bad_image of data set {dataset!r}:", on_bad_image, ON_BAD_IMAGE)
+
+
+def decoded_rows(
+    dataset: str,
+    source: Callable[[int], Path | BytesIO],
+    n_rows: int,
+    *,
+    settings: Mapping[str, object],
+    cache_dir: Path,
+    progress: Progress | None,
+    size: int,
+    fit: str,
+) -> CachedRows:
+    """Pictures as one memory-mapped array `images` (n, size, size, 3); PIL decodes in threads."""
+    how: Fit = next(f for f in FITS if f == fit)
+
+    def fill(start: int, stop: int) -> Rows:
+        images = np.zeros((stop - start, size, size, 3), dtype=np.uint8)
+        bad, remarks = {}, {}
+        for row in range(start, stop):
+            try:
+                images[row - start], remark = decode(source(row), size=size, fit=how)
+            except BadPictureError as error:
+                bad[row] = str(error)
+            else:
+                if remark:
+                    remarks[row] = remark
+        return Rows({"images": images}, bad, remarks)
+
+    return cached_rows(
+        cache_dir,
+        name=dataset,
+        settings={"version": VERSION, "size": size, "fit": fit, **settings},
+        specs={"images": RowSpec((size, size, 3), "uint8")},
+        n_rows=n_rows,
+        fill=fill,
+        chunk_rows=64,
+        progress=progress,
+    )
+
+
+def halve(
+    items: NDArray[np.uint8] | NDArray[np.float32], listing: Listing, kept: NDArray[np.int64]
+) -> tuple[Part, Part]:
+    """Both parts of rows that lie training half first; slices, so nothing is copied."""
+    labels, cut = listing.labels[kept], int((~listing.in_test[kept]).sum())
+    shared = np.intersect1d(labels[:cut], labels[cut:])
+    if len(shared):
+        names = ", ".join(repr(listing.class_names[i]) for i in shared[:3])
+        raise ValueError(f"train and test must share no class, but both hold {names}.")
+    queries = None if listing.is_query is None else listing.is_query[kept]
+    train = Part(items[:cut], labels[:cut])
+    test = Part(items[cut:], labels[cut:], None if queries is None else queries[cut:])
+    for part, half in ((train, "training"), (test, "test")):
+        if len(np.unique(part.labels)) < 2:
+            raise ValueError(f"the {half} half needs at least 2 classes with images.")
+    return train, test
+
+
+def report_bad(dataset: str, rows: CachedRows, names: Sequence[str], *, on_bad_image: str) -> None:
+    """Stop here, before any trial, when pictures are bad and the study file does not skip them."""
+    if rows.bad and on_bad_image == "refuse":
+        raise ValueError(
+            f"{dataset}: {_bad_text(rows, names)}; "
+            "set on_bad_image: skip to leave them out, or repair the files."
+        )
+
+
+def bad_notes(dataset: str, rows: CachedRows, names: Sequence[str]) -> list[str]:
+    """What was left out, and whether the cache had to be repaired."""
+    notes = [f"{dataset}: left out: {_bad_text(rows, names)}"] if rows.bad else []
+    if rows.rebuilt:
+        notes.append(f"{dataset}: a damaged cache entry was found and computed again")
+    return notes
+
+
+def remark_notes(dataset: str, rows: CachedRows, names: Sequence[str]) -> list[str]:
+    """One line per kind of picture that was converted."""
+    kinds: dict[str, list[int]] = {}
+    for row, remark in sorted(rows.remarks.items()):
+        kinds.setdefault(remark, []).append(row)
+    return [
+        f"{dataset}: {len(found):,} {kind} picture(s) converted to 8-bit RGB "
+        f"({_listed([names[row] for row in found])})"
+        for kind, found in kinds.items()
+    ]
+
+
+def count_notes(dataset: str, halves: tuple[Part, Part], counts: Mapping[str, int]) -> list[str]:
+    """How the numbers of images differ from the published ones."""
+    train, test = halves
+    queries = 0 if test.is_query is None else int(test.is_query.sum())
+    have = {
+        "train": len(train), "test": len(test), "query": queries, "gallery": len(test) - queries
+    }  # fmt: skip
+    return [
+        f"{dataset}: {have[side]:,} {side} images, published {published:,}: "
+        f"{abs(published - have[side]):,} {'missing' if have[side] < published else 'too many'}"
+        for side, published in counts.items()
+        if have[side] != published
+    ]
+
+
+def existing_folder(dataset: str, path: str, *inside: str) -> Path:
+    """The folder a user named, or the usual sub-folder of an archive below it.
+
+    Args:
+        inside: Names of sub-folders in which the files may be instead.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise ValueError(f"{dataset}: the folder {root} does not exist.")
+    for name in inside:
+        if (root / name).is_dir():
+            return root / name
+    return root
+
+
+def needed_file(dataset: str, folder: Path, *names: str) -> Path:
+    """The first of these files that exists below the folder."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"{dataset}: {folder} must hold {' or '.join(names)}, but it does not.")
+
+
+def _bad_text(rows: CachedRows, names: Sequence[str]) -> str:
+    reasons = [f"{names[row]}: {why}" for row, why in sorted(rows.bad.items())]
+    return f"{len(reasons):,} of {len(names):,} pictures cannot be read ({_listed(reasons)})"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+    return "; ".join(texts[:SHOWN]) + more
+
+
+def _stamp(path: Path) -> list[int]:
+    """Size and time of change; cheap, and enough to see that a file was replaced."""
+    try:
+        status = path.stat()
+    except OSError:
+        return [-1, -1]
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,0 +1,201 @@
+"""How well do embeddings find images of their own class? Exact R@K, R-precision and MAP@R.
+
+Similarity is the cosine. A query never finds itself: self is left out by index, so duplicates of a
+query still count. Queries whose class has no other item in the gallery are left out of the means
+(they stay in the gallery), as the papers do. Ties are ordered by gallery index, lower first; see
+`trainables.neighbours`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from trainables.neighbours import (
+    CROWD,
+    Block,
+    Neighbours,
+    Vectors,
+    cosines,
+    nearest,
+    search,
+    vectors,
+)
+
+__all__ = ["Neighbours", "evaluate", "nearest", "nmi"]
+
+LISTED = 32  # a larger K is answered by the rank of the first hit, not by a longer list
+
+Ids = NDArray[np.int64]
+
+
+def evaluate(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    gallery: ArrayLike | Tensor | None = None,
+    gallery_labels: ArrayLike | Tensor | None = None,
+) -> dict[str, float]:
+    """Retrieval scores in 0..1: recall_at_K for each K, r_precision and map_at_r.
+
+    R is the number of gallery items of the query's class (the query itself not counted).
+    R-precision is the share of them among the R nearest; MAP@R averages, over those R places, the
+    precision at the places that hold one ("A Metric Learning Reality Check", ECCV 2020). Recall@K
+    is the share of queries with one among the K nearest.
+
+    Args:
+        embeddings: Queries (N, D); normalised here.
+        labels: Class ids (N,), integers of any size.
+        gallery: Items to find (M, D). None: the queries themselves, self left out.
+        gallery_labels: Their class ids (M,); needed with `gallery`.
+    """
+    _check_ks(ks)
+    queries, query_labels = vectors(embeddings, "embeddings"), _ids(labels, "labels")
+    _same_length(queries, query_labels, "embeddings", "labels")
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("`gallery` and `gallery_labels` must be given together.")
+    items, item_labels = queries, query_labels
+    if gallery is not None and gallery_labels is not None:
+        items, item_labels = vectors(gallery, "gallery"), _ids(gallery_labels, "gallery_labels")
+        _same_length(items, item_labels, "gallery", "gallery_labels")
+    itself = 1 if gallery is None else 0
+    matches = _count_in(query_labels, item_labels) - itself
+    valid = np.flatnonzero(matches > 0)
+    if not len(valid):
+        raise ValueError("no query has another item of its class to find; every class is alone.")
+    listed = [k for k in ks if k <= LISTED]
+    length = min(max(int(matches.max()), *listed, 1), len(items) - itself)
+    members = _Members(item_labels)
+    sums = np.zeros(len(ks) + 2)
+    for block in search(queries, items, valid, length, exclude_self=bool(itself)):
+        own = query_labels[block.rows]
+        hits = item_labels[block.found.indices] == own[:, None]
+        first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.iinfo(np.int64).max)
+        if max(ks) > length:
+            missed = np.flatnonzero(~hits.any(axis=1))
+            first[missed] = _first_hits(block, missed, own, queries, items, members)
+        sums[:-2] += [(first <= k).sum() for k in ks]
+        sums[-2:] += _precisions(hits, matches[block.rows])
+    means = sums / len(valid)
+    return {
+        **{f"recall_at_{k}": float(mean) for k, mean in zip(ks, means, strict=False)},
+        "r_precision": float(means[-2]),
+        "map_at_r": float(means[-1]),
+    }
+
+
+def nmi(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int = 0) -> float:
+    """Normalised mutual information of k-means clusters with the classes, 0..1.
+
+    As in the older papers: k is the number of classes, vectors are of unit length, arithmetic mean
+    in the denominator. k-means finds a local optimum, so this score has noise that the exact
+    scores of `evaluate` do not have; it is not a goal for a search.
+
+    Args:
+        seed: Of the first centres; same seed, same result on one machine.
+    """
+    import faiss
+    from sklearn.metrics import normalized_mutual_info_score
+
+    given, ids = vectors(embeddings, "embeddings"), _ids(labels, "labels")
+    _same_length(given, ids, "embeddings", "labels")
+    points = given.unit.cpu().numpy()
+    n_classes = len(np.unique(ids))
+    means = faiss.Kmeans(
+        points.shape[1],
+        n_classes,
+        niter=20,
+        seed=seed,
+        min_points_per_centroid=1,  # classes are small; its default of 39 only warns
+        max_points_per_centroid=len(points),  # no subsampling
+    )
+    means.train(points)
+    clusters = means.index.search(points, 1)[1][:, 0]
+    return float(normalized_mutual_info_score(ids, clusters))
+
+
+def _precisions(hits: NDArray[np.bool_], matches: Ids) -> tuple[float, float]:
+    """Sums over queries of R-precision and MAP@R."""
+    hits = hits[:, : int(matches.max())]
+    places = np.arange(1, hits.shape[1] + 1)
+    relevant = hits & (places <= matches[:, None])
+    found = relevant.cumsum(axis=1)
+    precision = np.where(relevant, found / places, 0.0)
+    return (
+        float((found[:, -1] / matches).sum()),
+        float((precision.sum(axis=1) / matches).sum()),
+    )
+
+
+class _Members:
+    """The items of each class, by index."""
+
+    def __init__(self, labels: Ids) -> None:
+        self.order = np.argsort(labels, kind="stable")
+        self.classes, self.starts = np.unique(labels[self.order], return_index=True)
+        self.ends = np.append(self.starts[1:], len(labels))
+
+    def of(self, label: int) -> Ids:
+        at = int(np.searchsorted(self.classes, label))
+        return self.order[self.starts[at] : self.ends[at]]
+
+
+def _first_hits(
+    block: Block, missed: Ids, own: Ids, queries: Vectors, items: Vectors, members: _Members
+) -> Ids:
+    """Places of the first hits of queries that have none in the list.
+
+    The place of the best item of the class is one more than the number of items before it: those
+    clearly more similar are counted in float32, near-ties are compared in float64.
+    """
+    device, margin = items.raw.device, queries.margin
+    firsts = np.empty(len(missed), dtype=np.int64)
+    for i, at in enumerate(missed):
+        row = int(block.rows[at])
+        similarities = block.similarities[int(at)]
+        own_items = torch.from_numpy(members.of(int(own[at]))).to(device)
+        own_items = own_items[similarities[own_items] > -torch.inf]  # not the query itself
+        index = torch.tensor(row, device=device)
+        exact = cosines(queries, items, index.expand(len(own_items)), own_items)
+        best = float(exact.max())
+        best_item = int(own_items[exact == best][0])
+        before = int(torch.count_nonzero(similarities > best + margin))
+        near = torch.nonzero((similarities - best).abs() <= margin)[:, 0]
+        if len(near) <= CROWD:
+            rivals = cosines(queries, items, index.expand(len(near)), near)
+            before += int(((rivals > best) | ((rivals == best) & (near < best_item))).sum())
+        else:
+            before += int((near < best_item).sum())
+        firsts[i] = before + 1
+    return firsts
+
+
+def _ids(labels: ArrayLike | Tensor, name: str) -> Ids:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"`{name}` must be integers (N,), got {array.dtype} {array.shape}.")
+    return array.astype(np.int64)
+
+
+def _same_length(given: Vectors, ids: Ids, name: str, ids_name: str) -> None:
+    if len(given) != len(ids):
+        raise ValueError(
+            f"`{name}` and `{ids_name}` must be equally many, got {len(given)} and {len(ids)}."
+        )
+
+
+def _check_ks(ks: Sequence[int]) -> None:
+    if not ks or min(ks) < 1 or len(set(ks)) != len(ks):
+        raise ValueError(f"`ks` must be distinct and at least 1, got {tuple(ks)}.")
+
+
+def _count_in(values: Ids, among: Ids) -> Ids:
+    """How often each value occurs in `among`."""
+    classes, counts = np.unique(among, return_counts=True)
+    at = np.searchsorted(classes, values).clip(max=len(classes) - 1)
+    return np.where(classes[at] == values, counts[at], 0)

@@ -1,0 +1,160 @@
+"""A trial without Ray: all its folds and seeds, one epoch at a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainables.checkpoints import load_checkpoint, save_checkpoint
+from trainables.data.dataset import Dataset, Part
+from trainables.data.splits import folds
+from trainables.model import pool
+from trainables.replica import Replica, Task, embed, score_vectors
+from trainables.settings import TrialSpec
+from trainables.workbench import Bench, untrained_backbone
+
+
+class Training:
+    """The replicas of a trial.
+
+    Args:
+        spec: The trial.
+        bench: Data and backbone.
+        device: Where it trains; None takes a GPU if there is one.
+    """
+
+    def __init__(self, spec: TrialSpec, bench: Bench, device: torch.device | None = None) -> None:
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        self._spec = spec
+        self.epoch = 0
+        self.last_result: dict[str, Any] = {}
+        self._seconds = 0.0
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        tasks = split_tasks(bench.data(spec.settings.pooling), spec.split, spec.folds)
+        self._replicas = [
+            [
+                Replica(spec, bench, task, seed=spec.seed + i, fold=fold, device=device)
+                for fold, task in enumerate(tasks)
+            ]
+            for i in range(spec.replicas)
+        ]
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All replicas, seeds first, folds within a seed."""
+        return [replica for seed in self._replicas for replica in seed]
+
+    def run_epoch(self) -> dict[str, Any]:
+        """Train and score one epoch of every replica.
+
+        Returns:
+            `epoch` (from 1), `score`, `score_std` (over seeds), `metrics`, and `seconds` spent on
+            the trial so far.
+
+        Raises:
+            DivergedError: A loss or an embedding is no longer a number.
+        """
+        started = time.perf_counter()
+        by_seed = [
+            _mean([{**r.train_epoch(self.epoch), **r.score()} for r in seed])
+            for seed in self._replicas
+        ]
+        self.epoch += 1
+        metrics = _mean(by_seed)
+        scores = [m[self._spec.objective] for m in by_seed]
+        metrics["seconds"] = time.perf_counter() - started
+        self._seconds += metrics["seconds"]
+        self.last_result = {
+            "epoch": self.epoch,
+            "score": metrics[self._spec.objective],
+            "score_std": float(np.std(scores, ddof=1)) if len(scores) > 1 else math.nan,
+            "metrics": metrics,
+            "seconds": self._seconds,
+        }
+        return self.last_result
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last epoch was trained."""
+        return self.epoch >= self._spec.settings.epochs
+
+    def save(self) -> None:
+        """Write the checkpoint, if the trial keeps one."""
+        if self._spec.checkpoint_dir:
+            payload = {
+                "epoch": self.epoch,
+                "last_result": self.last_result,
+                "replicas": [r.state_dict() for r in self.replicas],
+            }
+            save_checkpoint(Path(self._spec.checkpoint_dir), self._spec.trial, payload)
+
+    def restore(self) -> bool:
+        """Continue from the checkpoint, if there is one; `last_result` is then its report."""
+        if not self._spec.checkpoint_dir:
+            return False
+        payload = load_checkpoint(Path(self._spec.checkpoint_dir), self._spec.trial)
+        if payload is None:
+            return False
+        for replica, state in zip(self.replicas, payload["replicas"], strict=True):
+            replica.load_state_dict(state)
+        self.epoch = int(payload["epoch"])
+        self.last_result = payload["last_result"]
+        self._seconds = float(self.last_result["seconds"])
+        return True
+
+
+def split_tasks(data: Dataset, split: str, n_folds: int) -> list[Task]:
+    """What the replicas learn from and are scored on.
+
+    `validation` cuts folds from the training classes and never touches the test classes; `test`
+    is one task: all training classes, scored on the test classes.
+    """
+    if split == "test":
+        return [Task(train=data.train, score=data.test)]
+    return [
+        Task(train=_subset(data.train, train), score=_subset(data.train, held_out))
+        for train, held_out in folds(data.train.labels, n_folds)
+    ]
+
+
+@torch.no_grad()
+def untrained_metrics(spec: TrialSpec, bench: Bench) -> dict[str, float]:
+    """The same scores for the backbone as it came: what training has to beat."""
+    backbone = untrained_backbone(bench)
+    augment = bench.augment("none", backbone) if backbone else None
+    model = _Pooled(backbone, spec.settings.pooling)
+    scored = []
+    for task in split_tasks(bench.dataset, spec.split, spec.folds):
+        vectors = embed(model, task.score, augment, torch.device("cpu"))
+        scored.append(score_vectors(vectors, task.score, spec.recall_at))
+    return _mean(scored)
+
+
+class _Pooled(torch.nn.Module):
+    """Pooled features of unit length, with no embedding layer."""
+
+    def __init__(self, backbone: torch.nn.Module | None, pooling: str) -> None:
+        super().__init__()
+        self.backbone, self.pooling = backbone, pooling
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:
+        features = items if self.backbone is None else pool(self.backbone(items), self.pooling)
+        return torch.nn.functional.normalize(features, dim=-1)
+
+
+def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
+    # A contiguous run of rows stays a view of the memory map; others are gathered when read.
+    start, stop = int(indices[0]), int(indices[-1]) + 1
+    if stop - start == len(indices):
+        return Part(part.items[start:stop], part.labels[start:stop])
+    return Part(part.items[indices], part.labels[indices])
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}

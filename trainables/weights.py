@@ -1,0 +1,133 @@
+"""Which of a file's weights fit this model?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+SUFFIXES = (".pth", ".pt", ".bin", ".tar", ".safetensors")
+WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module")
+PREFIXES = ("module.", "model.", "backbone.", "encoder.")
+HEADS = ("fc.", "head.", "classifier.", "last_linear.", "_fc.", "head_drop.")
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """What was loaded and what was not.
+
+    Args:
+        loaded: Names of the model that got a value.
+        missing: Names of the model without a value in the file; they keep their initial values.
+        mismatched: Names found with another shape, with both shapes; not loaded.
+        unexpected: Names of the file that the model does not have, classifiers left out.
+        ignored: Classifier weights of the file, which an embedding model does not need.
+    """
+
+    source: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every weight of the model came from the file."""
+        return not self.missing and not self.mismatched
+
+    def __str__(self) -> str:
+        parts = [f"{self.source}: {len(self.loaded)} weights loaded"]
+        for what in ("missing", "mismatched", "unexpected"):
+            names = getattr(self, what)
+            if names:
+                more = ", ..." if len(names) > 4 else ""
+                parts.append(f"{len(names)} {what} ({', '.join(names[:4])}{more})")
+        if self.ignored:
+            parts.append(f"classifier ignored ({', '.join(self.ignored)})")
+        return "; ".join(parts)
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a .pth or .safetensors file; nothing in it is executed."""
+    if not path.is_file():
+        raise ValueError(f"the weights file {path} does not exist.")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"weights must be one of {', '.join(SUFFIXES)}, got {path.name!r}.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each format has its own zoo of errors for a broken file
+        line = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{path} cannot be read as weights: {line}") from error
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}.")
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors.")
+    return tensors
+
+
+def load_weights(model: nn.Module, path: Path) -> WeightReport:
+    """Load what fits by name and shape, also below a common prefix, and say what did not.
+
+    Raises:
+        ValueError: When the file cannot be read or fits less than half of the model.
+    """
+    own = model.state_dict()
+    given = _without_prefix(read_state_dict(path), set(own))
+    fitting: dict[str, Tensor] = {}
+    mismatched = []
+    for name, value in given.items():
+        if name not in own:
+            continue
+        target = own[name].shape
+        if value.shape != target and value.numel() == own[name].numel() and value.ndim == 2:
+            value = value.reshape(target)  # old public BN-Inception files keep (1, C) batch norms
+        if value.shape == target:
+            fitting[name] = value
+        else:
+            mismatched.append(f"{name} {tuple(value.shape)} for {tuple(target)}")
+    if 2 * len(fitting) < len(own):
+        raise ValueError(
+            f"only {len(fitting)} of the model's {len(own)} weights are in {path}: the file has "
+            f"{', '.join(list(given)[:3])}, ... and the model {', '.join(list(own)[:3])}, ..."
+        )
+    model.load_state_dict(fitting, strict=False)
+    unexpected = [name for name in given if name not in own]
+    wrong = {entry.partition(" ")[0] for entry in mismatched}
+    return WeightReport(
+        source=path.name,
+        loaded=tuple(fitting),
+        # Batch counters are no weights: older files lack them and nothing depends on them.
+        missing=tuple(
+            name
+            for name in own
+            if name not in fitting and name not in wrong and "num_batches_tracked" not in name
+        ),
+        mismatched=tuple(mismatched),
+        unexpected=tuple(n for n in unexpected if not n.startswith(HEADS)),
+        ignored=tuple(n for n in unexpected if n.startswith(HEADS)),
+    )
+
+
+def _without_prefix(given: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
+    """Drop the prefixes of wrappers (DataParallel, training scripts) that most names share."""
+    while not own & set(given):
+        shared = next(
+            (p for p in PREFIXES if 2 * sum(n.startswith(p) for n in given) > len(given)), None
+        )
+        if shared is None:
+            break
+        given = {n.removeprefix(shared): v for n, v in given.items()}
+    return given

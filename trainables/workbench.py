@@ -1,0 +1,121 @@
+"""What stays in a process from trial to trial: data, features, the backbone as it came."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainables.backbone import Backbone, build_backbone
+from trainables.data import Dataset, load_dataset
+from trainables.data.augment import Augment
+from trainables.data.cache import Progress
+from trainables.features import compute_features
+
+CROP = 224 / 256
+_SMALL = 96
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A data set and a backbone, ready for trials.
+
+    Args:
+        dataset: Images or features.
+        backbone: Name and options of the backbone; its `name` is `none` for features.
+        prototype: The pretrained or frozen backbone as it came; None when it starts at random.
+        image_size: Side of the backbone's input; 0 for features.
+    """
+
+    dataset: Dataset
+    backbone: Mapping[str, Any]
+    prototype: Backbone | None
+    image_size: int
+    cache_dir: Path
+
+    @property
+    def trains_backbone(self) -> bool:
+        """Whether trials hold a backbone of their own."""
+        return self.dataset.train.kind == "images" and not self.backbone.get("frozen")
+
+    def data(self, pooling: str) -> Dataset:
+        """What trials train on: images, or features when there is nothing else to train.
+
+        The features of a frozen backbone are computed once per node and pooling.
+        """
+        if self.dataset.train.kind == "features" or self.trains_backbone:
+            return self.dataset
+        assert self.prototype is not None
+        return compute_features(
+            self.dataset, self.prototype, pooling=pooling, cache_dir=self.cache_dir
+        )
+
+    def new_backbone(self, *, seed: int, bn_freeze: str) -> Backbone | None:
+        """A trial's own backbone: a copy of the pretrained one, or a random one of this seed."""
+        if not self.trains_backbone:
+            return None
+        if self.prototype is not None and bn_freeze == "none":
+            return copy.deepcopy(self.prototype)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _build(self.backbone, self.dataset, self.image_size, bn_freeze)
+
+    def augment(self, preset: str, backbone: Backbone) -> Augment:
+        """The transform from stored pixels to the backbone's input."""
+        return Augment(preset, size=self.image_size, mean=backbone.mean, std=backbone.std)
+
+
+def open_bench(
+    dataset: Mapping[str, Any],
+    backbone: Mapping[str, Any],
+    *,
+    cache_dir: Path,
+    progress: Progress | None = None,
+) -> Bench:
+    """Load a data set and a backbone by their study-file sections.
+
+    Raises:
+        ValueError: One of them is unknown, does not exist or does not fit the other.
+    """
+    options = {k: v for k, v in dataset.items() if k != "name"}
+    data = load_dataset(dataset["name"], cache_dir=cache_dir, progress=progress, **options)
+    if data.train.kind == "features":
+        return Bench(data, {"name": "none"}, None, 0, cache_dir)
+    size = backbone.get("image_size") or _image_size(data)
+    prototype = None
+    if backbone.get("pretrained") or backbone.get("frozen"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            prototype = _build(backbone, data, size, "none")
+    return Bench(data, dict(backbone), prototype, size, cache_dir)
+
+
+def untrained_backbone(bench: Bench) -> Backbone | None:
+    """The backbone of the baseline row: as it came, or a random one."""
+    if bench.dataset.train.kind == "features":
+        return None
+    if bench.prototype is not None:
+        return bench.prototype
+    return bench.new_backbone(seed=0, bn_freeze="none")
+
+
+def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: Any) -> Backbone:
+    return build_backbone(
+        backbone["name"],
+        in_channels=int(data.train.items.shape[3]),
+        image_size=size,
+        pretrained=backbone.get("pretrained", False),
+        frozen=bool(backbone.get("frozen", False)),
+        bn_freeze=bn_freeze,
+    )
+
+
+def _image_size(data: Dataset) -> int:
+    """Small pictures whole; large ones cropped as the papers do (224 of 256)."""
+    height, width = data.train.items.shape[1:3]
+    side = int(min(height, width))
+    return side if side <= _SMALL else round(side * CROP)
