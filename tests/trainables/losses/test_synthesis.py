@@ -175,7 +175,7 @@ def test_randomness_is_a_function_of_the_seed(make_loss: Make, random_batch: Bat
 
     def epoch(seed: int) -> list[float]:
         reseed(loss, seed)
-        return [float(loss(*random_batch)) for _ in range(3)]
+        return [loss(*random_batch).item() for _ in range(3)]
 
     torch.manual_seed(0)
     first = epoch(1)
