@@ -204,7 +204,7 @@ def _gp_paths(
         # Without replacement: repeats of a row would pass for repeated trials.
         drawn = rng.choice(points, size=max(round(KEPT * len(points)), 3), replace=False)
         subset = samples.rows(np.isin(samples.point, drawn))
-        learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=180, steps=25)
+        learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=150, steps=10)
         posterior = gp.Posterior(subset, learned, standard)
         paths.append(posterior.paths(share, seed=seed + 1000 + b))
     return tuple(paths)
@@ -236,7 +236,7 @@ def _validate_gp(
     for train, test in _folds(samples, seed):
         # Start away from the fit on all rows, or the held-out rows would have a say.
         start = np.round(fitted.theta)
-        learned = gp.learn(train, standard, seed=seed, start=start, most=160, steps=20)
+        learned = gp.learn(train, standard, seed=seed, start=start, most=130, steps=12)
         m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
         density = norm.logpdf(standard.latent(test.scores), m, s)
         density += np.log(standard.slope(test.scores))
