@@ -87,6 +87,10 @@ class Surrogate:
         if stretch > 1.0:
             middle = values.mean(axis=0)
             values = middle + stretch * (values - middle)
+        if self.kind == "log_gp":
+            # The inverse of a logarithm runs away where there are no trials.
+            seen = self.samples.scores
+            values = np.maximum(values, float(seen.min()) - 0.25 * float(np.ptp(seen)))
         if self.risk is None:
             return values
         chance = self.risk(units)
@@ -263,9 +267,6 @@ def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
     r2 = 1.0 - left / max(float(((y - base) ** 2).sum()), 1e-300)
     edge = float(norm.ppf(0.95))
     stretch = float(np.quantile(error, 0.9)) / edge
-    # Models compete as they will be used, the too sure ones stretched.
-    wide = max(stretch, 1.0)
-    density = density + 0.5 * error**2 * (1.0 - wide**-2) - np.log(wide)
     return Quality(kind, r2, float((error <= edge).mean()), float(density.mean()), stretch)
 
 

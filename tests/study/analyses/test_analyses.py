@@ -361,7 +361,8 @@ def test_ranges_common_to_two_studies() -> None:
     near = [find(shifted(0.5)), find(shifted(0.55))]
     rows = across.common(near).set_index("knob")
     assert rows.loc["x", "verdict"] == "holds in all"
-    assert 0.4 < float(rows.loc["x", "low"]) < float(rows.loc["x", "high"]) < 0.65
+    low, high = (rows[name].astype(float)["x"] for name in ("low", "high"))
+    assert 0.4 < low < high < 0.65
     far = [near[0], find(shifted(0.95))]
     assert across.common(far).set_index("knob").loc["x", "verdict"] == "no common range"
     assert across.names(near) == ["made-up", "made-up (2)"]
