@@ -189,9 +189,10 @@ def _shares(model: Surrogate | Refusal, seed: int) -> tuple[Frame, Frame, Frame]
     if refused is not None or isinstance(model, Refusal):
         assert refused is not None
         return refused, refused, refused
-    shares = importance.shares(model, seed=seed)
+    values = importance.design_values(model, seed=seed)
+    shares = importance.of_values(values)
     floor = float(np.median(model.samples.scores[model.samples.last]))
-    good = importance.shares(model, seed=seed, floor=floor)
+    good = importance.of_values(values, floor=floor)
     return (
         importance.of_knobs(model, shares),
         importance.of_knobs(model, good),

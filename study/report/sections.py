@@ -21,7 +21,7 @@ from study.report.figures import (
     tuning,
 )
 from study.report.page import Block, Section
-from study.report.words import knob_label, number, percent, score
+from study.report.words import chance, knob_label, number, percent, score
 from study.table import KNOB, TrialTable
 
 
@@ -48,7 +48,7 @@ def _compare(findings: Findings) -> Section:
         frame = findings.best.rename(
             columns={"score": f"{where} score", "probability": "best with"}
         )
-        frame = frame.assign(**{"best with": [percent(p) for p in frame["best with"]]})
+        frame = frame.assign(**{"best with": [chance(p) for p in frame["best with"]]})
         blocks.append(Block(table=frame, caption="Probability of being the best loss"))
     if len(findings.paired):
         columns = ["loss", "other", "difference", "low", "high", "p_holm", "test", "verdict"]

@@ -12,10 +12,10 @@ import pytest
 from study.analyses.findings import Findings
 from study.errors import StudyError
 from study.report import tables
+from study.report.answer import Answer, answer
 from study.report.build import write_findings
 from study.report.compare import compare_reports
 from study.report.record import record, schema
-from study.report.answer import Answer, answer
 from study.table import TrialTable
 from tests.study.demo import demo_problems
 from tests.study.synthetic import Plan, make_table
