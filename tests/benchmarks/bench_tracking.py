@@ -117,6 +117,8 @@ def fill(folder: Path, trials: int) -> None:
         tracker.trial_ended(record(0).trial, state="finished", timestamp=1.8e9)
         assert tracker.close(120.0)
     with sqlite3.connect(folder / "mlflow.db") as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -1000000")
         run = connection.execute("SELECT run_uuid FROM tags WHERE key = 'dml.trial'").fetchone()[0]
         for table in ("runs", "tags", "params", "metrics", "latest_metrics"):
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
