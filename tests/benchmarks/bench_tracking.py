@@ -14,7 +14,6 @@ import sqlite3
 import statistics
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def fill(folder: Path, trials: int) -> None:
 
 
 def _copy(row: dict[str, Any], number: int) -> tuple[Any, ...]:
-    row["run_uuid"] = uuid.uuid5(uuid.NAMESPACE_OID, str(number)).hex
+    row["run_uuid"] = f"{number:032x}"  # in order, which the database's indexes take fast
     if row.get("key") == "dml.trial":
         row["value"] = record(number).trial
     if row.get("key") == "number":
