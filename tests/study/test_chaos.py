@@ -37,7 +37,7 @@ def hurt(process: subprocess.Popen[str], rng: random.Random) -> str:
         return ""
     victim = rng.choice(found)
     with contextlib.suppress(psutil.Error):
-        name = victim.name()
+        name = str(victim.name())
         victim.kill()
         return name
     return ""
