@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -172,6 +173,7 @@ def main() -> None:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "threads": torch.get_num_threads(),
+        "load_average_at_start": os.getloadavg()[0],
         **run(n, n_classes, 2 if options.quick else options.rounds),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
