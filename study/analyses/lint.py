@@ -143,19 +143,21 @@ def _bounds(table: TrialTable, loss: str, *, edge: float = 0.03) -> list[tuple[s
     done = trials[(trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()]
     if len(done) < 8:
         return []
-    top = done.nlargest(max(len(done) // 10, 3), "score")
+    best = done["score"].rank(ascending=False, method="first") <= max(len(done) // 10, 3)
     out = []
     for knob, distribution in table.spaces[loss].distributions.items():
         if isinstance(distribution, CategoricalDistribution):
             continue
+        values = done[KNOB + knob].to_numpy(dtype=float)
         if isinstance(distribution, IntDistribution):
-            values = top[KNOB + knob].to_numpy(dtype=float)
-            lows, highs = values <= distribution.low, values >= distribution.high
+            ends = values <= distribution.low, values >= distribution.high
         else:
-            places = to_unit(distribution, top[KNOB + knob].to_numpy(dtype=float))
-            lows, highs = places <= edge, places >= 1 - edge
-        for side, at in (("lower", lows), ("upper", highs)):
-            if at[0] and at.mean() >= 0.5:
+            places = to_unit(distribution, values)
+            ends = places <= edge, places >= 1 - edge
+        for side, at in zip(("lower", "upper"), ends, strict=True):
+            share, rest = float(at[best].mean()), float(at[~best].mean())
+            # A knob that does not matter may end anywhere: the others must sit there less often.
+            if share >= 0.5 and share >= 2 * rest:
                 message = f"The best trials sit on the {side} bound of {describe(distribution)}."
                 out.append((knob, "optimum on a bound", message))
     return out

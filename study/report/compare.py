@@ -44,7 +44,10 @@ def compare_reports(
     for folder in ("figures", "tables"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     index, numbers = out / "index.html", out / "report.json"
-    header = [(n, listing([v for _, v in facts(f.table)][:2])) for n, f in zip(names, findings, strict=True)]
+    header = [
+        (n, listing([v for _, v in facts(f.table)][:2]))
+        for n, f in zip(names, findings, strict=True)
+    ]
     said = _answer(names, common)
     html = page.render(study=" / ".join(names), facts=header, answer=said, sections=told)
     index.write_text(html, "utf-8")
@@ -95,7 +98,9 @@ def _sections(
     common: pd.DataFrame,
     agreement: pd.DataFrame,
 ) -> list[Section]:
-    shown = common.assign(low=[number(v) for v in common["low"]], high=[number(v) for v in common["high"]])
+    shown = common.assign(
+        low=[number(v) for v in common["low"]], high=[number(v) for v in common["high"]]
+    )
     blocks = [Block(table=shown)] if len(common) else []
     losses = dict.fromkeys(common["loss"])
     space_of = {k: f.table.spaces[k] for f in findings for k in f.table.spaces}
@@ -113,8 +118,8 @@ def _sections(
             "agreement",
             "Do the studies rank alike?",
             [Block(table=agreement)],
-            "Kendall's tau of the losses' best scores, and of each loss's knobs by importance; 1 is "
-            "the same order, -1 the reverse.",
+            "Kendall's tau of the losses' best scores, and of each loss's knobs by importance: 1 "
+            "is the same order, -1 the reverse.",
         ),
     ]
 

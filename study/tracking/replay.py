@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,12 +73,11 @@ class Replay:
 
     def _collect(self, record: Record) -> None:
         trial = self._trials.setdefault(record["trial"], _Trial())
+        # What follows an end undoes it: the trial was started again.
+        trial.end = record if record["op"] == "end" else None
         if record["op"] == "start":
             trial.start = record
-        elif record["op"] == "end":
-            trial.end = record
-        else:
-            trial.end = None  # it went on after all
+        elif record["op"] == "epoch":
             trial.epochs.append((record["epoch"], record["at"], record["metrics"]))
 
     def _flush(self) -> int:
@@ -97,9 +97,6 @@ class Replay:
             if not is_permanent(error):
                 raise
             self._refuse(record, str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            # No record of ours looks like this: one must not hold up all that follow.
-            self._refuse(record, f"{type(error).__name__}: {error}")
         else:
             return 0
         return 1
@@ -141,7 +138,7 @@ class Replay:
     def _best(self, record: Record) -> None:
         """Best scores so far, on the loss and on the study: what their charts show."""
         loss, objective = record["loss"], record["objective"]
-        for key, name in ((("loss", loss), objective), (STUDY_KEY, f"{loss}/{objective}")):
+        for key, name in ((("loss", loss), objective), (STUDY_KEY, _best_key(loss))):
             self._home.log_best(
                 self._home.known(key),
                 key=name,
@@ -211,6 +208,11 @@ class Replay:
     def _do_finish(self, record: Record) -> None:
         for key in self._home.branches():
             self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
+
+
+def _best_key(loss: str) -> str:
+    """The study's metric for a loss; the slash makes one section of charts of them."""
+    return "best/" + re.sub(r"[^\w.\-: ]", " ", loss)  # MLflow refuses `proxy_anchor+synthesis`
 
 
 def _file(record: Record) -> tuple[Any, ...]:

@@ -14,7 +14,6 @@ import sqlite3
 import statistics
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +116,8 @@ def fill(folder: Path, trials: int) -> None:
         tracker.trial_ended(record(0).trial, state="finished", timestamp=1.8e9)
         assert tracker.close(120.0)
     with sqlite3.connect(folder / "mlflow.db") as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -1000000")
         run = connection.execute("SELECT run_uuid FROM tags WHERE key = 'dml.trial'").fetchone()[0]
         for table in ("runs", "tags", "params", "metrics", "latest_metrics"):
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
@@ -133,7 +134,7 @@ def fill(folder: Path, trials: int) -> None:
 
 
 def _copy(row: dict[str, Any], number: int) -> tuple[Any, ...]:
-    row["run_uuid"] = uuid.uuid5(uuid.NAMESPACE_OID, str(number)).hex
+    row["run_uuid"] = f"{number:032x}"  # in order, which the database's indexes take fast
     if row.get("key") == "dml.trial":
         row["value"] = record(number).trial
     if row.get("key") == "number":
