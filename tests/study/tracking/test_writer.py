@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,8 +241,8 @@ def test_losses_with_the_plug_in_are_taken_too(
 ) -> None:
     tracker = open_tracker(study_dir)
     story.open(tracker)
-    record = story.record("circle", 1, loss="circle+synthesis", trial="circle+synthesis-0001")
-    story.trial(tracker, record)
+    record = story.record("circle", 1, trial="circle+synthesis-0001")
+    story.trial(tracker, replace(record, loss="circle+synthesis"))
     assert tracker.flush(60.0)
     assert tracker.status().refused == 0
     study = _runs(default_uri(study_dir))["groceries"]
