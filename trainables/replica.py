@@ -147,11 +147,13 @@ class Replica:
         return model.to(self.device), augment
 
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
+        seed = derive(self._stream, "proxies")
+        # Ours start from the seed they are given; losses of other libraries from the global one.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self._stream, "proxies"))
+            torch.manual_seed(seed)
             knobs: dict[str, Any] = dict(spec.loss_knobs)
             dim = spec.settings.embedding_dim
-            loss = build_loss(spec.loss, n_classes=n_classes, dim=dim, **knobs)
+            loss = build_loss(spec.loss, n_classes=n_classes, dim=dim, seed=seed, **knobs)
         return loss.to(self.device)
 
     def _start_epoch(self, epoch: int, seed: int) -> None:

@@ -13,9 +13,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from study.report.chart import Axis, Band, Bars, Chart, Dots, Heat, Line, Mark, Panel, Rule, Span
+from study.report.tables import safe_name
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -51,7 +52,7 @@ def save(chart: Chart, folder: Path, formats: Iterable[str] = FORMATS) -> list[P
     with rc_context(_STYLE):
         figure = draw(chart)
         for kind in formats:
-            path = folder / f"{chart.key}.{kind}"
+            path = folder / f"{safe_name(chart.key)}.{kind}"
             metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Creator": None}
             metadata |= {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
             figure.savefig(path, dpi=160, metadata=metadata)
@@ -143,6 +144,7 @@ def _axis(axes: Axes, axis: Axis, which: str) -> None:
     target = getattr(axes, f"{which}axis")
     if axis.ticks:
         target.set_ticks([t for t, _ in axis.ticks], [s for _, s in axis.ticks])
+        target.set_minor_locator(NullLocator())
         if len(axis.ticks) > 4 and which == "x":
             axes.tick_params(axis="x", rotation=30)
     elif axis.percent:

@@ -62,6 +62,13 @@ def percent(value: float) -> str:
     return "< 1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
+def chance(value: float) -> str:
+    """A probability estimated from draws, which can prove neither certainty."""
+    if not math.isfinite(value):
+        return "–"
+    return "> 99%" if value >= 0.995 else "< 1%" if value <= 0.005 else f"{value:.0%}"
+
+
 def listing(words: Sequence[str], *, last: str = "and") -> str:
     """`a, b and c`."""
     words = list(words)

@@ -1,6 +1,6 @@
 """What does a trial cost besides its own work? Ours against Tune, Optuna and MLflow as shipped.
 
-    python -m tests.benchmarks.bench_platform [--quick]
+python -m tests.benchmarks.bench_platform [--quick]
 """
 
 from __future__ import annotations

@@ -33,7 +33,12 @@ class TrivialTrial(Trainable):  # type: ignore[misc]
             "score": score,
             "score_std": float("nan"),
             "seconds": self.pause * self.epoch,
-            "metrics": {"map_at_r": score, "recall_at_1": score, "loss": 1.0, "seconds": self.pause},
+            "metrics": {
+                "map_at_r": score,
+                "recall_at_1": score,
+                "loss": 1.0,
+                "seconds": self.pause,
+            },
             "state": "finished" if done else "running",
             "host": "here",
             "error": "",

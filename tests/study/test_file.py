@@ -44,6 +44,21 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     assert file.name == "t"
 
 
+def test_relative_paths_are_meant_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "pictures").mkdir()
+    text = "name: s\ndata: {name: folder, path: PATH}\nlosses: [triplet]\n"
+    monkeypatch.chdir(tmp_path / "here")
+    near = read_study_file(write(tmp_path, text.replace("PATH", "pictures")))
+    assert near.data.options["path"] == str(tmp_path / "pictures")
+    other = read_study_file(write(tmp_path, text.replace("PATH", "elsewhere")))
+    assert other.data.options["path"] == str(tmp_path / "here" / "elsewhere")
+    fixed = read_study_file(write(tmp_path, text.replace("PATH", "/data/x")))
+    assert fixed.data.options["path"] == "/data/x"
+
+
 @pytest.mark.parametrize("name", ["template.yaml", "quickstart.yaml"])
 def test_the_files_we_ship_are_valid_studies(name: str) -> None:
     from importlib.resources import files

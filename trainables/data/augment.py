@@ -77,10 +77,12 @@ class Augment:
             pixels = self._fit(pixels)
         if self.preset.shift:
             pixels = _shifted(pixels, round(self.preset.shift * self.size), generator)
+        floats = self._normalise(pixels)
         if self.preset.flip:
             flips = torch.rand(len(pixels), generator=generator) < self.preset.flip
-            pixels = torch.where(flips[:, None, None, None], pixels.flip(-1), pixels)
-        return self._normalise(pixels)
+            for i in flips.nonzero()[:, 0].tolist():
+                floats[i] = floats[i].flip(-1)
+        return floats
 
     def evaluate(self, images: Images) -> Tensor:
         """The same images every time: shorter side to size / 0.875, centre crop.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from trainables.losses.blocks import Budget, Segment
 from trainables.losses.class_core import Rule, class_scores
@@ -49,6 +50,12 @@ class ClassHead(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
         """The loss over all segments, which together hold every class once."""
+        return self.with_spread(embeddings, labels, segments)[0]
+
+    def with_spread(
+        self, embeddings: Tensor, labels: Tensor, segments: list[Segment]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss, and the summed distances among each class's proxies if the rule has them."""
         scale = self.scale()
         scores = class_scores(
             embeddings,
@@ -62,13 +69,16 @@ class ClassHead(nn.Module):
         own = scores.positive if self.positive is None else self.positive(scores.positive)
         own = own * scale
         n_classes = sum(len(segment.proxies) for segment in segments)
-        return self._losses(scores.negatives, own, scores.total, n_classes).mean()
+        losses = self._losses(scores.negatives, own, scores.total, n_classes)
+        return losses.mean(), scores.spread
 
-    def _losses(self, negatives: Tensor, own: Tensor, total: Tensor, n_classes: int) -> Tensor:
-        if self.label_smoothing > 0 and n_classes > 1:
+    def _losses(
+        self, negatives: Tensor, own: Tensor, total: Tensor | None, n_classes: int
+    ) -> Tensor:
+        if total is not None and n_classes > 1:
             sum_ = torch.logaddexp(negatives, own) if self.own_in_sum else negatives
             spread = self.label_smoothing / (n_classes - 1)
             return sum_ - (1.0 - self.label_smoothing) * own - spread * total
         if self.own_in_sum:
-            return torch.logaddexp(negatives - own, torch.zeros_like(own))
+            return -logsigmoid(own - negatives)
         return negatives - own

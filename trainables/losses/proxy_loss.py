@@ -75,8 +75,7 @@ class ProxyLoss(nn.Module):
         check_batch(embeddings, labels, n_classes=len(self.proxies), dim=self.proxies.shape[-1])
         segments = [Segment(0, self.proxies)]
         if self.synthesis is not None:
-            embeddings, labels, extra = self.synthesis(embeddings, labels, self.proxies)
-            segments += extra
+            embeddings, labels, segments = self.synthesis(embeddings, labels, self.proxies)
         result: Tensor = self.head(embeddings, labels, segments)
         return result
 

@@ -1,6 +1,6 @@
 """SoftTriple: several centres per class, softly chosen, and drawn together when not needed.
 
-Qian et al., ICCV 2019, arXiv:1909.05235, eq. 8 with its regulariser; parameters as in the authors'
+Qian et al., ICCV 2019, arXiv:1909.05235, with its regulariser; parameters as in the authors'
 code, where gamma is a temperature (0.1) of the choice among centres.
 """
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from trainables.losses.am_softmax import CosineMargin
 from trainables.losses.blocks import Segment
-from trainables.losses.centre_spread import centre_spread
 from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
 from trainables.losses.proxy_loss import ProxyLoss, Setup
@@ -18,7 +17,7 @@ from trainables.losses.scale import Scale
 
 
 class SoftTripleHead(nn.Module):
-    """Cross-entropy of the pooled similarities plus tau times the spread of the centres.
+    """Cross-entropy of the pooled similarities plus tau times the mean spread of the centres.
 
     Only trained centres are drawn together; synthetic classes have no centres of their own.
     """
@@ -29,11 +28,11 @@ class SoftTripleHead(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
         """The loss over all segments, which together hold every class once."""
-        loss: Tensor = self.classes(embeddings, labels, segments)
-        centres = segments[0].proxies
-        if self.tau == 0 or centres.dim() == 2:
+        loss, spread = self.classes.with_spread(embeddings, labels, segments)
+        if spread is None:
             return loss
-        return loss + self.tau * centre_spread(centres)
+        n_classes, centres, _ = segments[0].proxies.shape
+        return loss + (self.tau / (n_classes * centres * (centres - 1))) * spread
 
 
 def soft_triple(
@@ -53,7 +52,7 @@ def soft_triple(
         raise ValueError(f"`tau >= 0` must hold, but got {tau}.")
     head = ClassHead(
         Scale(lambda_),
-        rule=Rule(centre_temperature=gamma),
+        rule=Rule(centre_temperature=gamma, with_spread=tau > 0 and centers > 1),
         positive=CosineMargin(delta),
         label_smoothing=label_smoothing,
         budget=setup.budget,
