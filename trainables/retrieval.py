@@ -19,6 +19,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from trainables.world import Alone, World, share
+
 BLOCK_BYTES = 128 * 2**20  # of float32 similarities held at a time
 SPARE = 8  # candidates beyond those needed, which absorb near-ties of the float32 pass
 CROWD = 512  # near-ties at the edge beyond this number count as ties, lower index first
@@ -54,6 +56,7 @@ def evaluate(
     ks: Sequence[int] = (1, 2, 4, 8),
     gallery: ArrayLike | Tensor | None = None,
     gallery_labels: ArrayLike | Tensor | None = None,
+    world: World | None = None,
 ) -> dict[str, float]:
     """Retrieval scores in 0..1: recall_at_K for each K, r_precision and map_at_r.
 
@@ -67,6 +70,8 @@ def evaluate(
         labels: Class ids (N,), integers of any size.
         gallery: Items to find (M, D). None: the queries themselves, self left out.
         gallery_labels: Their class ids (M,); needed with `gallery`.
+        world: Ranks that share the queries; all pass the same vectors and get the same scores,
+            bit for bit those of one rank.
     """
     _check_ks(ks)
     queries, query_labels = _vectors(embeddings, "embeddings"), _ids(labels, "labels")
@@ -82,11 +87,16 @@ def evaluate(
     if not len(valid):
         raise ValueError("no query has another item of its class to find; every class is alone.")
     length = min(max(*ks, int(matches.max())), len(items) - (1 if gallery is None else 0))
-    sums = np.zeros(len(ks) + 2)
-    for rows, found in _search(queries, items, valid, length, exclude_self=gallery is None):
+    world = world or Alone(torch.device("cpu"))
+    own = valid[share(len(valid), world.rank, world.size)]
+    scores = np.empty((len(own), len(ks) + 2))
+    done = 0
+    for rows, found in _search(queries, items, own, length, exclude_self=gallery is None):
         hits = item_labels[found.indices] == query_labels[rows][:, None]
-        sums += _score(hits, matches[rows], ks)
-    means = sums / len(valid)
+        scores[done : done + len(rows)] = _score(hits, matches[rows], ks)
+        done += len(rows)
+    # Gathered per query and added in one order: the last digit does not depend on the ranks.
+    means = world.gather(torch.from_numpy(scores), len(valid)).numpy().mean(axis=0)
     return {
         **{f"recall_at_{k}": float(mean) for k, mean in zip(ks, means, strict=False)},
         "r_precision": float(means[-2]),
@@ -118,17 +128,15 @@ def nearest(
 def _score(
     hits: NDArray[np.bool_], matches: NDArray[np.int64], ks: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Sums over queries of recall at each K, R-precision and MAP@R."""
+    """Recall at each K, R-precision and MAP@R of each query, (queries, len(ks) + 2)."""
     places = np.arange(1, hits.shape[1] + 1)
-    recalls = [float(hits[:, :k].any(axis=1).sum()) for k in ks]
+    recalls = [hits[:, :k].any(axis=1) for k in ks]
     hits = hits[:, : int(matches.max())]
     places = places[: hits.shape[1]]
     relevant = hits & (places <= matches[:, None])
     found = relevant.cumsum(axis=1)
     precision = np.where(relevant, found / places, 0.0)
-    return np.array(
-        [*recalls, (found[:, -1] / matches).sum(), (precision.sum(axis=1) / matches).sum()]
-    )
+    return np.stack([*recalls, found[:, -1] / matches, precision.sum(axis=1) / matches], axis=1)
 
 
 def _search(

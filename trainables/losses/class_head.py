@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from trainables.losses.blocks import Budget, Segment
+from trainables.losses.blocks import Budget
 from trainables.losses.class_core import Rule, class_scores
+from trainables.losses.classes import Classes
 from trainables.losses.scale import Scale
 
 Positive = Callable[[Tensor], Tensor]
@@ -47,22 +48,22 @@ class ClassHead(nn.Module):
         self.own_in_sum, self.label_smoothing = own_in_sum, label_smoothing
         self.budget = budget or Budget()
 
-    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
-        """The loss over all segments, which together hold every class once."""
+    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+        """The loss over all classes."""
         scale = self.scale()
         scores = class_scores(
             embeddings,
             labels,
-            segments,
+            classes.segments,
             scale,
             rule=self.rule,
             with_total=self.label_smoothing > 0,
             budget=self.budget,
+            reducer=classes.world,
         )
         own = scores.positive if self.positive is None else self.positive(scores.positive)
         own = own * scale
-        n_classes = sum(len(segment.proxies) for segment in segments)
-        return self._losses(scores.negatives, own, scores.total, n_classes).mean()
+        return self._losses(scores.negatives, own, scores.total, classes.count).mean()
 
     def _losses(self, negatives: Tensor, own: Tensor, total: Tensor, n_classes: int) -> Tensor:
         if self.label_smoothing > 0 and n_classes > 1:

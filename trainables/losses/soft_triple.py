@@ -9,12 +9,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainables.losses.am_softmax import CosineMargin
-from trainables.losses.blocks import Segment
 from trainables.losses.centre_spread import centre_spread
 from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
+from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
 from trainables.losses.scale import Scale
+from trainables.world import sum_shares
 
 
 class SoftTripleHead(nn.Module):
@@ -27,13 +28,15 @@ class SoftTripleHead(nn.Module):
         super().__init__()
         self.classes, self.tau = classes, tau
 
-    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
-        """The loss over all segments, which together hold every class once."""
-        loss: Tensor = self.classes(embeddings, labels, segments)
-        centres = segments[0].proxies
+    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+        """The loss over all classes."""
+        loss: Tensor = self.classes(embeddings, labels, classes)
+        centres = classes.segments[0].proxies
         if self.tau == 0 or centres.dim() == 2:
             return loss
-        return loss + self.tau * centre_spread(centres)
+        # A mean over classes; a rank may hold none of them.
+        spread = centre_spread(centres) * len(centres) if len(centres) else centres.sum()
+        return loss + self.tau * sum_shares(classes.world, spread / classes.trained)
 
 
 def soft_triple(

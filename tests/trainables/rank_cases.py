@@ -1,0 +1,147 @@
+"""What ranks are asked to do in tests: small real trainings in float64, told in plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from search_spaces import get_space
+from trainables.data.dataset import Dataset, Part
+from trainables.losses import LOSSES, loss_knobs
+from trainables.replica import Replica, Task
+from trainables.settings import Settings, TrialSpec
+from trainables.training import Training
+from trainables.workbench import Bench
+from trainables.world import World
+
+N_CLASSES, PER_CLASS, SIDE = 11, 4, 10
+NAMES = [
+    name
+    for host, info in LOSSES.items()
+    for name in ([host, f"{host}+synthesis"] if info.family == "proxy" else [host])
+]
+STEPS = 20
+
+State = dict[str, Tensor]
+
+
+def bench(n_classes: int = N_CLASSES) -> Bench:
+    """Random pictures of a few classes for a real conv4."""
+    random = np.random.default_rng(3)
+
+    def part(first: int, count: int) -> Part:
+        labels = np.repeat(np.arange(first, first + count), PER_CLASS).astype(np.int64)
+        base = random.integers(0, 256, (first + count, SIDE, SIDE, 1))[labels]
+        noise = random.integers(0, 64, (len(labels), SIDE, SIDE, 1))
+        return Part(((base + noise) % 256).astype(np.uint8), labels)
+
+    names = tuple(str(i) for i in range(2 * n_classes))
+    data = Dataset("noise", part(0, n_classes), part(n_classes, n_classes), names, "x")
+    return Bench(data, {"name": "conv4"}, None, SIDE, Path())
+
+
+def spec(loss: str, *, shard: bool = False, **settings: Any) -> TrialSpec:
+    """A trial at the loss's published point."""
+    known = loss_knobs(loss)
+    published = get_space(loss).published[0].values
+    chosen = {
+        "epochs": 2,
+        "batch_size": 14,
+        "images_per_class": 3,
+        "embedding_dim": 6,
+        "augment": "light",
+        "lr_decay": "none",
+        **settings,
+    }
+    return TrialSpec(
+        trial=f"{loss}-0000",
+        loss=loss,
+        loss_knobs={k: v for k, v in published.items() if k in known},
+        settings=Settings(**chosen),
+        seed=1,
+        split="test",
+        dataset={},
+        backbone={},
+        cache_dir="",
+        threads=1,
+        resources={"shard_proxies": shard},
+    )
+
+
+def replica(world: World, trial: TrialSpec, n_classes: int = N_CLASSES) -> Replica:
+    """A replica in float64."""
+    data = bench(n_classes)
+    task = Task(train=data.dataset.train, score=data.dataset.test)
+    made = Replica(trial, data, task, seed=1, fold=0, world=world)
+    made.model.double().train()
+    made.loss.double()
+    return made
+
+
+def whole_gradients(made: Replica, world: World) -> State:
+    """Gradients by name; shards put together."""
+    found = {f"model.{n}": p.grad for n, p in made.model.named_parameters()}
+    rows = getattr(made.loss, "n_classes", 0)
+    for name, parameter in made.loss.named_parameters():
+        sharded = name == "proxies" and len(parameter) < rows
+        assert parameter.grad is not None
+        grad = world.gather(parameter.grad, rows) if sharded else parameter.grad
+        found[f"loss.{name}"] = grad
+    return {name: grad.clone() for name, grad in found.items() if grad is not None}
+
+
+def whole_weights(made: Replica) -> State | None:
+    """All weights and buffers, on the first rank."""
+    state = made.state_dict()
+    if any(value is None for value in state["loss"].values()):
+        return None
+    named = {f"model.{k}": v for k, v in state["model"].items()}
+    named |= {f"loss.{k}": v for k, v in state["loss"].items()}
+    return {k: v.detach().clone() for k, v in named.items() if v.dtype.is_floating_point}
+
+
+def train(
+    world: World, trial: TrialSpec, steps: int, n_classes: int = N_CLASSES
+) -> tuple[float, State, State | None]:
+    """Loss and gradients of the first batch, and the weights after some optimiser steps."""
+    made = replica(world, trial, n_classes)
+    made._start_epoch(0, 7)
+    generator = torch.Generator().manual_seed(5)
+    batches = made._batches(11) + made._batches(12) + made._batches(13)
+    batches = (batches * (1 + steps // len(batches)))[:steps]
+    # Shorter and shorter: 14 samples, and at last 1 fewer than there are ranks.
+    first = made.gradients(batches[0], generator)
+    gradients = whole_gradients(made, world)
+    for batch in batches:
+        made._step(batch, generator)
+    return first, gradients, whole_weights(made)
+
+
+def table(world: World, trials: Mapping[str, TrialSpec], steps: int) -> dict[str, Any]:
+    """`train` of many trials in one go."""
+    return {name: train(world, trial, steps) for name, trial in trials.items()}
+
+
+def batch_of(world: World, trial: TrialSpec, batch: list[int]) -> tuple[float, State]:
+    """Loss and gradients of one given batch."""
+    made = replica(world, trial)
+    made._start_epoch(0, 7)
+    generator = torch.Generator().manual_seed(5)
+    value = made.gradients(np.array(batch), generator)
+    return value, whole_gradients(made, world)
+
+
+def train_and_save(world: World, trial: TrialSpec, folder: str, epochs: int) -> dict[str, Any]:
+    """A trial that goes on from its checkpoint, if there is one, up to some epoch."""
+    training = Training(replace(trial, checkpoint_dir=folder), bench(), world)
+    training.restore()
+    while training.epoch < epochs:
+        training.run_epoch()
+    training.save()
+    return {**training.last_result, "weights": whole_weights(training.replicas[0])}
