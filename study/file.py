@@ -169,7 +169,7 @@ class StudyFile(_Section):
     data: DataSection
     backbone: BackboneSection = BackboneSection()
     losses: Mapping[str, LossSection]
-    training: Mapping[str, Scalar] = Field(default_factory=dict)
+    training: Mapping[str, Scalar | Range] = Field(default_factory=dict)
     search: SearchSection = SearchSection()
     protocol: ProtocolSection = ProtocolSection()
     resources: ResourcesSection = ResourcesSection()
@@ -193,6 +193,16 @@ class StudyFile(_Section):
     @classmethod
     def _backbone_by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def conditions(self) -> dict[str, Scalar]:
+        """Training knobs that are the same in every trial."""
+        return {k: v for k, v in self.training.items() if not isinstance(v, Range)}
+
+    @property
+    def searched_for_all(self) -> dict[str, Range]:
+        """Training knobs that every loss searches in the same range."""
+        return {k: v for k, v in self.training.items() if isinstance(v, Range)}
 
     @field_validator("losses", mode="before")
     @classmethod

@@ -85,6 +85,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader (head, less) has seen enough
         sys.exit(0)
+    except OSError as error:
+        # A full or broken disk stops a study, whose record is in order up to here.
+        click.echo(f"study: stopped by the file system: {error}", err=True)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

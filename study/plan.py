@@ -70,7 +70,7 @@ class Plan:
     def settings(self, loss: str, values: Mapping[str, Value]) -> tuple[Settings, dict[str, Value]]:
         """A point as training settings and arguments of the loss."""
         merged: dict[str, Value] = {
-            **self.file.training,
+            **self.file.conditions,
             **self.spaces[loss].fixed,
             **values,
         }
@@ -240,10 +240,16 @@ def _space(loss: str, file: StudyFile) -> Space:
     both = sorted(set(section.search) & set(section.fixed))
     if both:
         raise StudyError(f"losses.{loss}: {', '.join(both)} cannot be both searched and fixed")
+    ranges = {**file.searched_for_all, **section.search}
+    ranges = {k: r for k, r in ranges.items() if k not in section.fixed}
     fixed = _fixed(base, file) | dict(section.fixed)
-    fixed = {k: v for k, v in fixed.items() if k not in section.search}
-    search = {k: _distribution(k, r, base) for k, r in section.search.items()}
+    fixed = {k: v for k, v in fixed.items() if k not in ranges}
+    search = {k: _distribution(k, r, base) for k, r in ranges.items()}
+    # A knob that authors did not mention was at its default: so are the published points.
+    defaults = {**vars(Settings()), **{k: info.default for k, info in own.items()}}
+    silent = {k: defaults[k] for k in search if k not in base.searched and defaults[k] is not None}
     try:
+        base = replace(base, fixed={**silent, **base.fixed})
         space = base.with_changes(search=search, fixed=fixed)
     except ValueError as error:
         raise StudyError(f"losses.{loss}: {error}") from None
@@ -254,7 +260,7 @@ def _space(loss: str, file: StudyFile) -> Space:
 
 def _fixed(base: Space, file: StudyFile) -> dict[str, Value]:
     """What the study as a whole fixes of a space's knobs."""
-    fixed: dict[str, Value] = dict(file.training)
+    fixed: dict[str, Value] = dict(file.conditions)
     if file.backbone.frozen or file.backbone.name == "none":
         still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
         fixed |= {knob: value for knob, value in still.items() if knob in base.searched}

@@ -41,6 +41,7 @@ def read_study_file(path: Path, overrides: Sequence[str] = ()) -> StudyFile:
         raise StudyError(f"{path} is empty or not a mapping; `study new` writes one to start from")
     for override in overrides:
         _apply(content, override)
+    _make_absolute(content, path.absolute().parent)
     return parse_study(content, where=str(path))
 
 
@@ -96,6 +97,21 @@ def _apply(content: dict[str, Any], override: str) -> None:
         target[parent] = dict(below)
         target = target[parent]
     target[last] = value
+
+
+def _make_absolute(content: dict[str, Any], folder: Path) -> None:
+    """Relative paths are meant from the study file, or else from here; trials run elsewhere."""
+    for section, keys in (("data", ("path", "labels")), ("backbone", ("pretrained",))):
+        values = content.get(section)
+        if not isinstance(values, dict):
+            continue
+        for key in keys:
+            given = values.get(key)
+            if isinstance(given, str) and given and not given.startswith(("/", "s3://", "~")):
+                near = folder / given
+                values[key] = str(near if near.exists() else Path(given).absolute())
+            elif isinstance(given, str) and given.startswith("~"):
+                values[key] = str(Path(given).expanduser())
 
 
 def _one_line(error: ValidationError) -> str:

@@ -17,13 +17,28 @@ def make_report(uri: str, name: str, out: Path) -> None:
     """Write the report and print the leaderboard and where everything is."""
     from study.report.build import write_report
     from study.tracking.reader import read_table
-    from study.tracking.redaction import redact
 
     table = read_table(uri, name)
-    paths = write_report(table, out)
+    write_report(table, out)
+    _print(table, uri, out)
+
+
+def show_results(uri: str, name: str, out: Path) -> None:
+    """The same for a report that was just written."""
+    from study.tracking.reader import read_table
+
+    if not (out / "index.html").exists():
+        click.echo(f"no report yet; make it with: study report {name}")
+        return
+    _print(read_table(uri, name), uri, out)
+
+
+def _print(table: TrialTable, uri: str, out: Path) -> None:
+    from study.tracking.redaction import redact
+
     click.echo(leaderboard_text(table))
-    click.echo(f"report:       {paths.index}")
-    click.echo(f"MLflow store: {redact(uri)}  (study ui {name})")
+    click.echo(f"report:       {out / 'index.html'}")
+    click.echo(f"MLflow store: {redact(uri)}  (study ui {table.study})")
 
 
 def leaderboard_text(table: TrialTable) -> str:

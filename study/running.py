@@ -38,7 +38,7 @@ def execute(
     address: str | None = None,
 ) -> int:
     """Run until done or interrupted, then make the report; gives the exit code."""
-    from study.reporting import make_report
+    from study.reporting import show_results
     from study.tuning.run import run
 
     with open_display(plan.name) as display:
@@ -57,7 +57,7 @@ def execute(
     if not summary.finished:
         print(f"stopped; nothing finished is lost. Go on with: study resume {home.name}")
         return 130
-    make_report(home.tracking_uri(plan), plan.name, home.report)
+    show_results(home.tracking_uri(plan), plan.name, home.report)
     failed = sum(p.failed for p in summary.progress)
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)

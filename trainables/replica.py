@@ -74,11 +74,11 @@ class Replica:
         fold: int,
         world: World,
     ) -> None:
-        self._settings, self._task, self._world = spec.settings, task, world
+        self._settings, self.task, self.world = spec.settings, task, world
         self._recall_at = spec.recall_at
         self._stream = derive(seed, "fold", fold)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
-        self.model, self._augment = self._build_model(bench)
+        self.model, self.augment = self._build_model(bench)
         self.loss = self._build_loss(spec, n_classes=len(classes))
         self.optimizer = build_optimizer(self.model, self.loss, spec.settings)
         self._shards = Shards(self.loss, self.optimizer, sharded_parameters(self.loss), world)
@@ -94,7 +94,7 @@ class Replica:
         seed = derive(self._stream, "epoch", epoch)
         generator = torch.Generator().manual_seed(seed)
         # Dropout and the like draw from the global generator.
-        torch.manual_seed(derive(seed, "rank", self._world.rank) if self._world.rank else seed)
+        torch.manual_seed(derive(seed, "rank", self.world.rank) if self.world.rank else seed)
         self._start_epoch(epoch, seed)
         movement = MovementCheck(self.loss) if epoch == 0 else None
         batches = self._batches(seed)
@@ -125,8 +125,8 @@ class Replica:
 
     def score(self) -> dict[str, float]:
         """Retrieval metrics on the classes that were not trained on."""
-        vectors = embed(self.model, self._task.score, self._augment, self._world)
-        return score_vectors(vectors, self._task.score, self._recall_at, self._world)
+        vectors = embed(self.model, self.task.score, self.augment, self.world)
+        return score_vectors(vectors, self.task.score, self._recall_at, self.world)
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes in training, whole on the first rank: the same for any world size."""
@@ -144,11 +144,11 @@ class Replica:
         Raises:
             DivergedError: The loss is infinite or NaN, or an embedding is; on all ranks at once.
         """
-        world, batch = self._world, np.sort(batch)
+        world, batch = self.world, np.sort(batch)
         own = share(len(batch), world.rank, world.size)
-        items = self._task.train.items[batch[own]]
+        items = self.task.train.items[batch[own]]
         labels = torch.from_numpy(self._labels[batch]).to(world.device)
-        inputs = to_inputs(items, self._augment, generator, part=(own.start, len(batch)))
+        inputs = to_inputs(items, self.augment, generator, part=(own.start, len(batch)))
         self.optimizer.zero_grad(set_to_none=True)
         embedded = self.model(inputs.to(self.model.head.weight))
         vectors = gather_rows(world, embedded, len(batch))
@@ -170,12 +170,12 @@ class Replica:
             seed=derive(self._stream, "backbone"), bn_freeze=settings.bn_freeze
         )
         augment = bench.augment(settings.augment, backbone) if backbone else None
-        width = backbone.num_features if backbone else self._task.train.items.shape[1]
+        width = backbone.num_features if backbone else self.task.train.items.shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self._stream, "head"))
             model = EmbeddingModel(backbone, int(width), settings)
-        synchronise_batch_norm(model, self._world)
-        return model.to(self._world.device), augment
+        synchronise_batch_norm(model, self.world)
+        return model.to(self.world.device), augment
 
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
         seed = derive(self._stream, "proxies") % 2**31
@@ -187,28 +187,28 @@ class Replica:
                 n_classes=n_classes,
                 dim=spec.settings.embedding_dim,
                 seed=seed,
-                shards=self._world if spec.resources.get("shard_proxies") else None,
+                shards=self.world if spec.resources.get("shard_proxies") else None,
                 negative_share=spec.settings.negative_share,
                 **knobs,
             )
-        return loss.to(self._world.device)
+        return loss.to(self.world.device)
 
     def _agree(self) -> None:
         """Start from the first rank's weights, should nodes differ in libraries or files."""
         tensors = [*self.model.state_dict().values(), *self._shards.replicated_state()]
         for tensor in tensors:
-            self._world.broadcast_(tensor)
+            self.world.broadcast_(tensor)
 
     def _exchange_gradients(self) -> None:
         """Sum the encoder's gradients over ranks; of a replicated loss all take the first rank's.
 
         Those are equal but for the order in which a GPU adds; equal bits keep ranks together.
         """
-        if self._world.size == 1:
+        if self.world.size == 1:
             return
         encoder = [p.grad for p in self.model.parameters() if p.grad is not None]
-        _in_one(encoder, self._world.sum_)
-        _in_one(self._shards.replicated_gradients(), self._world.broadcast_)
+        _in_one(encoder, self.world.sum_)
+        _in_one(self._shards.replicated_gradients(), self.world.broadcast_)
 
     def _start_epoch(self, epoch: int, seed: int) -> None:
         settings = self._settings

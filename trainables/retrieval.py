@@ -249,7 +249,12 @@ def _top(similarities: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _vectors(vectors: ArrayLike | Tensor, name: str) -> _Vectors:
-    raw = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
+    if isinstance(vectors, Tensor):
+        raw = vectors
+    else:
+        array = np.asarray(vectors)
+        # torch has no read-only tensors; a memory map is copied, anything else is not.
+        raw = torch.from_numpy(array if array.flags.writeable else array.copy())
     if raw.ndim != 2 or 0 in raw.shape:
         raise ValueError(f"`{name}` must be (N, D) and not empty, got {tuple(raw.shape)}.")
     raw = raw.detach()
@@ -291,3 +296,33 @@ def _count_in(values: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np
     classes, counts = np.unique(among, return_counts=True)
     at = np.searchsorted(classes, values).clip(max=len(classes) - 1)
     return np.where(classes[at] == values, counts[at], 0)
+
+
+def nmi(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int = 0) -> float:
+    """Normalised mutual information of k-means clusters with the classes, 0..1.
+
+    As in the older papers: k is the number of classes, vectors are of unit length, arithmetic mean
+    in the denominator. k-means finds a local optimum, so this score has noise that the exact
+    scores of `evaluate` do not have; it is not a goal for a search.
+
+    Args:
+        seed: Of the first centres; same seed, same result on one machine.
+    """
+    import faiss
+    from sklearn.metrics import normalized_mutual_info_score
+
+    vectors, ids = _vectors(embeddings, "embeddings"), _ids(labels, "labels")
+    _same_length(vectors, ids, "embeddings", "labels")
+    points = vectors.unit.cpu().numpy()
+    n_classes = len(np.unique(ids))
+    means = faiss.Kmeans(
+        points.shape[1],
+        n_classes,
+        niter=20,
+        seed=seed,
+        min_points_per_centroid=1,  # classes are small; its default of 39 only warns
+        max_points_per_centroid=len(points),  # no subsampling
+    )
+    means.train(points)
+    clusters = means.index.search(points, 1)[1][:, 0]
+    return float(normalized_mutual_info_score(ids, clusters))

@@ -7,6 +7,7 @@ retries are left for processes that died.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import traceback
@@ -80,7 +81,10 @@ class StudyTrial(Trainable):  # type: ignore[misc]
         if not again:
             training.run_epoch()
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-                training.save()
+                # Without a checkpoint a trial is only slower to continue: a full disk is no
+                # reason to lose it.
+                with contextlib.suppress(OSError):
+                    training.save()
         state = "finished" if training.is_done else "running"
         return {**training.last_result, "state": state}
 

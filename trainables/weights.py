@@ -122,12 +122,12 @@ def load_weights(model: nn.Module, path: Path) -> WeightReport:
 
 
 def _without_prefix(given: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
-    """Drop wrappers' prefixes while that lets more names match."""
-    while True:
-        for prefix in PREFIXES:
-            shorter = {n.removeprefix(prefix): v for n, v in given.items()}
-            if len(own & set(shorter)) > len(own & set(given)):
-                given = shorter
-                break
-        else:
-            return given
+    """Drop the prefixes of wrappers (DataParallel, training scripts) that most names share."""
+    while not own & set(given):
+        shared = next(
+            (p for p in PREFIXES if 2 * sum(n.startswith(p) for n in given) > len(given)), None
+        )
+        if shared is None:
+            break
+        given = {n.removeprefix(shared): v for n, v in given.items()}
+    return given

@@ -14,6 +14,7 @@ from trainables.backbone import Backbone, build_backbone
 from trainables.data import Dataset, load_dataset
 from trainables.data.augment import Augment
 from trainables.data.cache import Progress
+from trainables.features import compute_features
 
 CROP = 224 / 256
 _SMALL = 96
@@ -48,8 +49,6 @@ class Bench:
         """
         if self.dataset.train.kind == "features" or self.trains_backbone:
             return self.dataset
-        from trainables.features import compute_features
-
         assert self.prototype is not None
         return compute_features(
             self.dataset, self.prototype, pooling=pooling, cache_dir=self.cache_dir

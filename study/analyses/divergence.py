@@ -26,7 +26,7 @@ LEAST = 4
 class Risk:
     """The chance that a full trial diverges, as bootstrap draws."""
 
-    def __init__(self, samples: Samples, *, seed: int, draws: int = 16) -> None:
+    def __init__(self, samples: Samples, *, seed: int, draws: int = 8) -> None:
         rng = np.random.default_rng(seed)
         rows = samples.rows(samples.last)
         self.encoding = Encoding.of(samples.distributions)
@@ -44,8 +44,13 @@ class Risk:
 
     def __call__(self, units: Array) -> Array:
         """Draws x points."""
-        inputs = self._inputs(units)
-        return np.stack([m.predict_proba(inputs)[:, 1] for m in self.models])
+        inputs = self._inputs(units).astype(np.float32)
+        # The trees' own predict: the forest's checks cost more than the answer.
+        votes = [
+            np.mean([t.tree_.predict(inputs).reshape(len(inputs), -1)[:, -1] for t in m], axis=0)
+            for m in self.models
+        ]
+        return np.stack(votes)
 
     def _inputs(self, units: Array) -> Array:
         # The epoch is a consequence of diverging, not a cause: every row gets the same.

@@ -8,7 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from study.analyses import history, importance, leaderboard, response, stable
+from study.analyses import (
+    advice,
+    claims,
+    comparison,
+    divergence,
+    expected_best,
+    history,
+    importance,
+    leaderboard,
+    lint,
+    pairs,
+    response,
+    stable,
+    stopping,
+    sweeps,
+    tuning,
+)
+from study.analyses.loss_model import LossModel
 from study.analyses.noise import SeedNoise, seed_noise
 from study.analyses.samples import gather
 from study.analyses.surrogate import (
@@ -20,6 +37,8 @@ from study.analyses.surrogate import (
 )
 from study.table import TrialTable
 
+Frame = pd.DataFrame | Refusal
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -30,6 +49,16 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """What tuning does to the published point (see `study.analyses.tuning`)."""
+
+    gain: tuple[float, float, float]
+    tunability: pd.DataFrame
+    leave: pd.DataFrame
+    path: pd.DataFrame
+
+
+@dataclass(frozen=True)
 class LossFindings:
     """What the trials of one loss say; a Refusal stands where they do not say."""
 
@@ -37,11 +66,25 @@ class LossFindings:
     noise: SeedNoise
     tolerance: Tolerance
     surrogate: Surrogate | Refusal
-    importance: pd.DataFrame | Refusal
-    good_importance: pd.DataFrame | Refusal
-    pairs: pd.DataFrame | Refusal
-    curves: pd.DataFrame | Refusal
-    stable: pd.DataFrame | Refusal
+    importance: Frame
+    good_importance: Frame
+    pairs: Frame
+    curves: Frame
+    stable: Frame
+    tuned: Tuned | Refusal
+    surfaces: tuple[pd.DataFrame, ...]
+    sweeps: pd.DataFrame
+    sweep_models: Mapping[tuple[str, str], pd.DataFrame]
+    divergence: pd.DataFrame
+    collapsed: pd.DataFrame
+    expected: pd.DataFrame
+    stopping: pd.DataFrame
+
+    @property
+    def model(self) -> LossModel:
+        """What the claims and the advice need."""
+        no_curves = self.curves if isinstance(self.curves, Refusal) else None
+        return LossModel(self.surrogate, no_curves, self.tolerance.value)
 
 
 @dataclass(frozen=True)
@@ -51,16 +94,44 @@ class Findings:
     table: TrialTable
     leaderboard: pd.DataFrame
     history: pd.DataFrame
+    confirmed: pd.DataFrame
+    paired: pd.DataFrame
+    best: pd.DataFrame
+    best_split: str
+    noise_floor: pd.DataFrame
+    cost: pd.DataFrame
+    claims: pd.DataFrame
+    advice: pd.DataFrame
+    lint: pd.DataFrame
     losses: Mapping[str, LossFindings]
 
+    @property
+    def models(self) -> dict[str, LossModel]:
+        """Every loss's model."""
+        return {loss: found.model for loss, found in self.losses.items()}
 
-def find(table: TrialTable, *, seed: int = 0) -> Findings:
+
+def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
     """Run every analysis; the same table and seed give the same findings."""
+    losses = {loss: find_loss(table, loss, seed=seed) for loss in table.spaces}
+    models = {loss: found.model for loss, found in losses.items()}
+    surrogates = {loss: found.surrogate for loss, found in losses.items()}
+    draws, split = comparison.best_draws(table, surrogates, seed=seed)
+    warnings = pd.concat([lint.lint_spaces(table.spaces), lint.lint_results(table)])
     return Findings(
         table=table,
         leaderboard=leaderboard.analyse(table),
         history=history.analyse(table),
-        losses={loss: find_loss(table, loss, seed=seed) for loss in table.spaces},
+        confirmed=comparison.confirmed(table),
+        paired=comparison.paired(table),
+        best=comparison.probability_best(draws),
+        best_split=split,
+        noise_floor=comparison.noise_floor(table),
+        cost=comparison.cost(table),
+        claims=claims.analyse(table, models, seed=seed),
+        advice=advice.advise(table, models, n=advised, seed=seed),
+        lint=warnings.reset_index(drop=True),
+        losses=losses,
     )
 
 
@@ -85,16 +156,88 @@ def find_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
     model = fit(samples, seed=seed)
     noise = seed_noise(table, loss)
     tolerance = tolerance_of(table, loss, model)
+    measured = sweeps.analyse(table, loss)
+    risk = model.risk if isinstance(model, Surrogate) else None
+    shares = _shares(model, seed)
+    curves, ranges, tuned = _curves(table, model, noise, tolerance.value, seed)
+    return LossFindings(
+        loss=loss,
+        noise=noise,
+        tolerance=tolerance,
+        surrogate=model,
+        importance=shares[0],
+        good_importance=shares[1],
+        pairs=shares[2],
+        curves=curves,
+        stable=ranges,
+        tuned=tuned,
+        surfaces=_surfaces(model, curves, shares[2]),
+        sweeps=measured,
+        sweep_models=_sweep_models(table, model, measured),
+        divergence=divergence.analyse(samples, risk) if samples.diverged.any() else pd.DataFrame(),
+        collapsed=divergence.collapsed(table, loss),
+        expected=expected_best.analyse(table, loss),
+        stopping=stopping.analyse(table, loss, seed=seed),
+    )
+
+
+def _shares(model: Surrogate | Refusal, seed: int) -> tuple[Frame, Frame, Frame]:
+    refused = model if isinstance(model, Refusal) else refuse_importance(model)
+    if refused is not None or isinstance(model, Refusal):
+        assert refused is not None
+        return refused, refused, refused
+    shares = importance.shares(model, seed=seed)
+    floor = float(np.median(model.samples.scores[model.samples.last]))
+    good = importance.shares(model, seed=seed, floor=floor)
+    return (
+        importance.of_knobs(model, shares),
+        importance.of_knobs(model, good),
+        importance.of_pairs(model, shares),
+    )
+
+
+def _curves(
+    table: TrialTable,
+    model: Surrogate | Refusal,
+    noise: SeedNoise,
+    tolerance: float,
+    seed: int,
+) -> tuple[Frame, Frame, Tuned | Refusal]:
+    refused = model if isinstance(model, Refusal) else refuse_response(model, noise)
+    if refused is not None or isinstance(model, Refusal):
+        assert refused is not None
+        return refused, refused, refused
+    curves = response.analyse(model, tolerance=tolerance)
+    ranges = stable.analyse(curves, model, tolerance=tolerance)
+    places = tuning.ends(table, model)
+    if places is None:
+        return curves, ranges, Refusal("The space has no published point to start from.")
+    tuned = Tuned(
+        gain=tuning.gain(model, places),
+        tunability=tuning.tunability(model, places),
+        leave=tuning.leave(model, places, tolerance=tolerance, seed=seed),
+        path=tuning.path(model, places),
+    )
+    return curves, ranges, tuned
+
+
+def _surfaces(
+    model: Surrogate | Refusal, curves: Frame, interactions: Frame
+) -> tuple[pd.DataFrame, ...]:
+    if isinstance(model, Refusal) or isinstance(curves, Refusal):
+        return ()
+    known = interactions if isinstance(interactions, pd.DataFrame) else None
+    return tuple(pairs.analyse(model, pair) for pair in pairs.choose(model, known))
+
+
+def _sweep_models(
+    table: TrialTable, model: Surrogate | Refusal, measured: pd.DataFrame
+) -> dict[tuple[str, str], pd.DataFrame]:
     if isinstance(model, Refusal):
-        return LossFindings(loss, noise, tolerance, model, model, model, model, model, model)
-    no_shares = refuse_importance(model)
-    whole: pd.DataFrame | Refusal = no_shares or importance.analyse(model, seed=seed)
-    pairs: pd.DataFrame | Refusal = no_shares or importance.analyse_pairs(model, seed=seed)
-    middle = float(np.median(samples.scores[samples.last]))
-    good: pd.DataFrame | Refusal = no_shares or importance.analyse(model, floor=middle, seed=seed)
-    no_curves = refuse_response(model, noise)
-    if no_curves:
-        return LossFindings(loss, noise, tolerance, model, whole, good, pairs, no_curves, no_curves)
-    curves = response.analyse(model, tolerance=tolerance.value)
-    ranges = stable.analyse(curves, model, tolerance=tolerance.value)
-    return LossFindings(loss, noise, tolerance, model, whole, good, pairs, curves, ranges)
+        return {}
+    keys = sorted(set(zip(measured["swept"], measured["anchor"], strict=True)))
+    return {
+        (str(s), str(a)): sweeps.model(table, model, swept=str(s), anchor=str(a))
+        for s, a in keys
+        if s in model.samples.knobs
+    }

@@ -17,6 +17,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from study.analyses.samples import Array, Samples
+from study.analyses.warp import Standard
 
 _JITTER = 1e-8
 _FEATURES = 512
@@ -77,20 +78,6 @@ class Fitted:
         """Signal, trial (seed) and residual variance, in units of the scores' variance."""
         signal, trial, noise = np.exp(self.theta[self.groups :])
         return float(signal), float(trial), float(noise)
-
-
-@dataclass(frozen=True)
-class Standard:
-    """Centre and scale that the model works in."""
-
-    centre: float
-    scale: float
-
-    @classmethod
-    def of(cls, scores: Array) -> Standard:
-        """Mean and spread; a constant column has scale one."""
-        spread = float(np.std(scores))
-        return cls(float(np.mean(scores)), spread if spread > 1e-12 else 1.0)
 
 
 def _matern(r2: Array) -> Array:
@@ -192,7 +179,7 @@ def learn(
     thin = _thin(samples, most, seed)
     encoding = Encoding.of(samples.distributions)
     inputs = encoding(thin.units, thin.epochs, samples.full_epochs)
-    y = (thin.scores - standard.centre) / standard.scale
+    y = standard.latent(thin.scores)
     evidence = _Evidence(inputs, y, thin.trial, encoding)
     first = evidence.prior_mean if start is None else start
     theta = _maximise(evidence, first, steps)
@@ -219,7 +206,7 @@ class Posterior:
         covariance += trial * (samples.trial[:, None] == samples.trial[None, :])
         covariance.flat[:: len(samples) + 1] += noise + _JITTER
         self.factor = cholesky(covariance, lower=True, check_finite=False)
-        self.y = (samples.scores - standard.centre) / standard.scale
+        self.y = standard.latent(samples.scores)
         self.alpha = cho_solve((self.factor, True), self.y, check_finite=False)
 
     def _inputs(self, units: Array, epochs: Array) -> Array:
@@ -230,18 +217,18 @@ class Posterior:
         return self.fitted.variances[0] * _matern(_r2(inputs, self.inputs)) + 1.0
 
     def predict(self, units: Array, epochs: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of a new trial's score (seed and epoch noise included)."""
+        """Latent mean and deviation of a new trial's score, seed and epoch noise included."""
         cross = self._cross(self._inputs(units, epochs))
         signal, trial, noise = self.fitted.variances
         back = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
         variance = signal + 1.0 - (back * back).sum(0) + trial + noise
-        mean = self.standard.centre + self.standard.scale * (cross @ self.alpha)
-        return mean, self.standard.scale * np.sqrt(np.maximum(variance, 1e-12))
+        return np.asarray(cross @ self.alpha), np.sqrt(np.maximum(variance, 1e-12))
 
     @property
     def noise(self) -> float:
-        """Spread of repeated trials at one point, in units of the score."""
-        return float(self.standard.scale * np.sqrt(sum(self.fitted.variances[1:])))
+        """Spread of repeated good trials at one point, in units of the score."""
+        good = float(np.quantile(self.samples.scores, 0.9))
+        return float(np.sqrt(sum(self.fitted.variances[1:])) / self.standard.slope(good))
 
     def paths(self, count: int, seed: int) -> Paths:
         """`count` functions from the posterior."""
@@ -289,5 +276,4 @@ class Paths:
         signal = self.posterior.fitted.variances[0]
         values = values + kernel @ (signal * self.update).astype(np.float32)
         values = values + (self.offset + self.update.sum(axis=0))
-        standard = self.posterior.standard
-        return np.asarray((standard.centre + standard.scale * values).T)
+        return self.posterior.standard.score(values.T)

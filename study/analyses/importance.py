@@ -68,18 +68,26 @@ def shares(
 
 def analyse(surrogate: Surrogate, *, floor: float | None = None, seed: int = 0) -> pd.DataFrame:
     """One row per knob, most important first: `first` and `total` with 90 % bands."""
-    found = shares(surrogate, seed=seed, floor=floor)
-    frame = pd.DataFrame({"knob": list(surrogate.samples.knobs)})
-    for name, values in (("first", found.first), ("total", found.total)):
-        frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = _summary(values)
-    return frame.sort_values("total", ascending=False, ignore_index=True)
+    return of_knobs(surrogate, shares(surrogate, seed=seed, floor=floor))
 
 
 def analyse_pairs(
     surrogate: Surrogate, *, floor: float | None = None, seed: int = 0
 ) -> pd.DataFrame:
     """One row per pair of knobs, strongest interaction first: `share` with a 90 % band."""
-    found = shares(surrogate, seed=seed, floor=floor)
+    return of_pairs(surrogate, shares(surrogate, seed=seed, floor=floor))
+
+
+def of_knobs(surrogate: Surrogate, found: Shares) -> pd.DataFrame:
+    """Draws of shares as a frame of knobs."""
+    frame = pd.DataFrame({"knob": list(surrogate.samples.knobs)})
+    for name, values in (("first", found.first), ("total", found.total)):
+        frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = _summary(values)
+    return frame.sort_values("total", ascending=False, ignore_index=True)
+
+
+def of_pairs(surrogate: Surrogate, found: Shares) -> pd.DataFrame:
+    """Draws of shares as a frame of pairs."""
     names = list(combinations(surrogate.samples.knobs, 2))
     frame = pd.DataFrame(names, columns=["knob", "other"])
     frame["share"], frame["low"], frame["high"] = _summary(found.pairs)

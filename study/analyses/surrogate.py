@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from study.analyses import forest, gp
 from study.analyses.divergence import Risk, risk_of
 from study.analyses.noise import SeedNoise
 from study.analyses.samples import Array, Samples, snap
+from study.analyses.warp import Standard, ceiling_of
 
-Kind = Literal["gp", "forest"]
-NAMES: dict[Kind, str] = {"gp": "Gaussian process", "forest": "forest"}
+Kind = Literal["gp", "log_gp", "forest"]
+NAMES: dict[Kind, str] = {
+    "gp": "Gaussian process",
+    "log_gp": "Gaussian process of the log shortfall",
+    "forest": "forest",
+}
 
 MIN_R2 = 0.5
 """Below this share of explained variance no importance is given."""
@@ -66,7 +73,7 @@ class Surrogate:
 
     def _draw(self, units: Array) -> Array:
         epochs = np.full(len(units), self.samples.full_epochs)
-        if self.kind == "gp":
+        if self._paths:
             values = np.concatenate([path(units, epochs) for path in self._paths])
         else:
             values = np.stack([trees.mean(units, epochs) for trees in self._forests])
@@ -126,17 +133,21 @@ def fit(
         )
     if float(np.ptp(samples.scores)) < 1e-12:
         return Refusal("All trials have the same score: nothing to explain.")
-    standard = gp.Standard.of(samples.scores)
-    fitted = gp.learn(samples, standard, seed=seed)
-    quality = sorted(
-        (_validate(samples, k, fitted, seed) for k in ("gp", "forest")),
-        key=lambda q: (q.kind != kind if kind else False, -q.log_density),
-    )
-    noise = gp.Posterior(samples, fitted, standard).noise
+    ceiling = ceiling_of(samples.scores)
+    scales: dict[Kind, Standard] = {"gp": Standard.of(samples.scores)}
+    if ceiling is not None:
+        scales["log_gp"] = Standard.of(samples.scores, ceiling=ceiling)
+    fits = {k: gp.learn(samples, s, seed=seed) for k, s in scales.items()}
+    quality = [_validate_gp(samples, k, scales[k], fits[k], seed) for k in scales]
+    quality.append(_validate_forest(samples, seed))
+    quality.sort(key=lambda q: (q.kind != kind if kind else False, -q.log_density))
     risk = risk_of(everything, seed=seed)
-    if quality[0].kind == "gp":
-        paths = _gp_paths(samples, standard, fitted, seed, n_bootstrap, n_draws)
-        return Surrogate(everything, "gp", tuple(quality), noise, risk, _paths=paths)
+    chosen = quality[0].kind
+    process: Kind = chosen if chosen in fits else "gp"
+    noise = gp.Posterior(samples, fits[process], scales[process]).noise
+    if chosen in fits:
+        paths = _gp_paths(samples, scales[chosen], fits[chosen], seed, n_bootstrap, n_draws)
+        return Surrogate(everything, chosen, tuple(quality), noise, risk, _paths=paths)
     rng = np.random.default_rng(seed)
     forests = tuple(
         forest.grow(forest.resample(samples, rng), seed=seed + 1 + b, trees=16)
@@ -169,7 +180,7 @@ def refuse_response(surrogate: Surrogate, noise: SeedNoise) -> Refusal | None:
 
 def _gp_paths(
     samples: Samples,
-    standard: gp.Standard,
+    standard: Standard,
     fitted: gp.Fitted,
     seed: int,
     n_bootstrap: int,
@@ -188,35 +199,51 @@ def _gp_paths(
     return tuple(paths)
 
 
-def _validate(
-    samples: Samples, kind: Kind, fitted: gp.Fitted, seed: int, folds: int = 5
-) -> Quality:
-    rng = np.random.default_rng(seed)
-    points = rng.permutation(np.unique(samples.point))
-    fold_of = dict(zip(points.tolist(), (np.arange(len(points)) % folds).tolist(), strict=True))
-    fold = np.array([fold_of[p] for p in samples.point.tolist()])
-    truth, mean, spread, base = [], [], [], []
+def _folds(samples: Samples, seed: int, folds: int = 5) -> Iterator[tuple[Samples, Samples]]:
+    """Training rows and held-out last rows; the trials of a point stay together."""
+    points = np.random.default_rng(seed).permutation(np.unique(samples.point))
+    fold_of = np.zeros(int(points.max()) + 1, dtype=np.int64)
+    fold_of[points] = np.arange(len(points)) % folds
+    fold = fold_of[samples.point]
     for k in range(folds):
         train, test = samples.rows(fold != k), samples.rows((fold == k) & samples.last)
-        if not len(test) or len(train) < 4:
-            continue
-        standard = gp.Standard.of(train.scores)
-        if kind == "gp":
-            # Start far from the fit on all rows, or the held-out rows would have a say.
-            start = np.round(fitted.theta)
-            learned = gp.learn(train, standard, seed=seed, start=start, most=160, steps=20)
-            m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
-        else:
-            m, s = forest.grow(train, seed=seed, trees=60).predict(test.units, test.epochs)
-        truth.append(test.scores)
-        mean.append(m)
-        spread.append(s)
-        base.append(_by_epoch(train, test.epochs))
-    y, m, s, b = (np.concatenate(part) for part in (truth, mean, spread, base))
-    s = np.maximum(s, 1e-9)
-    r2 = 1.0 - float(((y - m) ** 2).sum()) / max(float(((y - b) ** 2).sum()), 1e-300)
-    inside = np.abs(y - m) <= norm.ppf(0.95) * s
-    return Quality(kind, r2, float(inside.mean()), float(norm.logpdf(y, m, s).mean()))
+        if len(test) and len(train) >= 4:
+            yield train, test
+
+
+def _validate_gp(
+    samples: Samples, kind: Kind, standard: Standard, fitted: gp.Fitted, seed: int
+) -> Quality:
+    parts = []
+    for train, test in _folds(samples, seed):
+        # Start away from the fit on all rows, or the held-out rows would have a say.
+        start = np.round(fitted.theta)
+        learned = gp.learn(train, standard, seed=seed, start=start, most=160, steps=20)
+        m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
+        density = norm.logpdf(standard.latent(test.scores), m, s)
+        density += np.log(standard.slope(test.scores))
+        inside = np.abs(standard.latent(test.scores) - m) <= norm.ppf(0.95) * s
+        mean = standard.moments(m, s)[0]
+        parts.append((test.scores, mean, _by_epoch(train, test.epochs), density, inside))
+    return _quality(kind, parts)
+
+
+def _validate_forest(samples: Samples, seed: int) -> Quality:
+    parts = []
+    for train, test in _folds(samples, seed):
+        m, s = forest.grow(train, seed=seed, trees=60).predict(test.units, test.epochs)
+        s = np.maximum(s, 1e-9)
+        inside = np.abs(test.scores - m) <= norm.ppf(0.95) * s
+        density = norm.logpdf(test.scores, m, s)
+        parts.append((test.scores, m, _by_epoch(train, test.epochs), density, inside))
+    return _quality("forest", parts)
+
+
+def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
+    y, mean, base, density, inside = (np.concatenate(column) for column in zip(*parts, strict=True))
+    left = float(((y - mean) ** 2).sum())
+    r2 = 1.0 - left / max(float(((y - base) ** 2).sum()), 1e-300)
+    return Quality(kind, r2, float(inside.mean()), float(density.mean()))
 
 
 def _by_epoch(train: Samples, epochs: Array) -> Array:

@@ -53,9 +53,11 @@ def _loss(plan: Any, loss: str) -> dict[str, Any]:
 
 
 def _advice(plan: Any) -> list[str]:
-    from study.analyses.lint import lint_plan
+    from study.analyses.lint import lint_spaces
 
-    return [str(line) for line in lint_plan(plan.spaces, points=plan.points)]
+    first = plan.losses[0]
+    found = lint_spaces(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
+    return [f"{row.loss}: {row.message}" for row in found.itertuples()]
 
 
 def _print(content: dict[str, Any]) -> None:

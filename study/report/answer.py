@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from study.analyses.findings import Findings, LossFindings
 from study.analyses.leaderboard import UNTRAINED
 from study.analyses.surrogate import Refusal
-from study.report.words import knob_label, listing, metric_label, number, score
+from study.report.words import knob_label, listing, metric_label, number, percent, score
 
 
 @dataclass(frozen=True)
@@ -26,24 +27,64 @@ def answer(findings: Findings) -> Answer:
     ranked = board[(board["loss"] != UNTRAINED) & board["best"].notna()]
     if ranked.empty:
         return Answer("No loss has a score yet.", (("So far", _counts(findings)),))
-    best = str(ranked["loss"].iloc[0])
+    best, headline = _headline(findings, ranked)
     points = [("How sure", _sure(findings, ranked))]
-    found = findings.losses[best]
-    points += _knobs(findings, found, best)
+    points += _knobs(findings, findings.losses[best], best)
+    said = _claims(findings)
+    if said:
+        points.append(("Papers", said))
     points.append(("Ran", _counts(findings)))
+    return Answer(headline, tuple(points))
+
+
+def _headline(findings: Findings, ranked: pd.DataFrame) -> tuple[str, str]:
     objective = metric_label(str(findings.table.protocol.get("objective", "score")))
-    top = float(ranked["best"].iloc[0])
-    return Answer(f"Use {best}: {objective} {score(top)} on validation classes.", tuple(points))
+    if len(findings.best):
+        top = findings.best.iloc[0]
+        best, value = str(top["loss"]), float(top["score"])
+        sure = float(top["probability"])
+        if len(findings.best) > 1 and sure < 0.95:
+            second = str(findings.best["loss"].iloc[1])
+            words = f"{best} leads, but {second} may be as good: {objective} {score(value)}"
+        else:
+            words = f"Use {best}: {objective} {score(value)}"
+        where = "test classes" if findings.best_split == "test" else "validation classes"
+        return best, f"{words} on {where}."
+    best = str(ranked["loss"].iloc[0])
+    top_score = float(ranked["best"].iloc[0])
+    return best, f"Use {best}: {objective} {score(top_score)} on validation classes."
+
+
+def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
+    if len(ranked) == 1:
+        return "Only one loss has scores: there is nothing to compare it with."
+    rows = findings.best
+    if len(rows) < 2:
+        gap = float(ranked["best"].iloc[0] - ranked["best"].iloc[1])
+        return (
+            f"Not sure at all: {ranked['loss'].iloc[1]} follows {gap:.3f} behind, and no seed was "
+            "repeated to tell that from luck."
+        )
+    first, second = rows.iloc[0], rows.iloc[1]
+    gap = float(first["score"] - second["score"])
+    words = (
+        f"{percent(float(first['probability']))} that {first['loss']} is the best of "
+        f"{len(rows)}; {second['loss']} is {gap:.3f} behind."
+    )
+    if findings.best_split != "test":
+        words += " Validation classes only: confirm on test classes before you publish."
+    floor = findings.noise_floor
+    if len(floor):
+        worst = float(np.nanmax(floor[["validation", "test"]].to_numpy(dtype=float)))
+        words += f" Two names of one and the same loss came out {worst:.3f} apart."
+    return words
 
 
 def _counts(findings: Findings) -> str:
     trials = findings.table.trials
     states = trials["state"].value_counts()
-    parts = [
-        f"{int(states[s])} {s}"
-        for s in ("finished", "stopped", "diverged", "failed")
-        if s in states
-    ]
+    kinds = ("finished", "stopped", "diverged", "failed")
+    parts = [f"{int(states[s])} {s}" for s in kinds if s in states]
     text = f"{len(trials)} trials ({', '.join(parts)})" if parts else f"{len(trials)} trials"
     running = int(states.get("running", 0))
     if running:
@@ -51,41 +92,53 @@ def _counts(findings: Findings) -> str:
     return text + "."
 
 
-def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
-    if len(ranked) == 1:
-        return "Only one loss has scores: there is nothing to compare it with."
-    first, second = ranked.iloc[0], ranked.iloc[1]
-    gap = float(first["best"] - second["best"])
-    tolerance = findings.losses[str(first["loss"])].tolerance.value
-    words = f"{second['loss']} follows {gap:.3f} behind"
-    if tolerance != tolerance:
-        return f"{words}; no seed was repeated, so nobody knows whether that is more than luck."
-    if gap < 2 * tolerance:
-        return f"{words}, which is less than two seed sigmas ({tolerance:.3f} each): a tie."
-    return f"{words}, {gap / tolerance:.0f} times the noise between seeds ({tolerance:.3f})."
+def _claims(findings: Findings) -> str:
+    counts = {str(k): int(v) for k, v in findings.claims["verdict"].value_counts().items()}
+    parts = [f"{counts[v]} {v}" for v in ("supported", "contradicted") if v in counts]
+    if "cannot tell" in counts:
+        parts.append(f"{counts['cannot tell']} these trials cannot decide")
+    return f"Of {len(findings.claims)} claims: {listing(parts)}." if parts else ""
 
 
 def _knobs(findings: Findings, found: LossFindings, loss: str) -> list[tuple[str, str]]:
     space = findings.table.spaces[loss]
     if isinstance(found.stable, Refusal):
         return [("Knobs", f"Cannot tell yet. {found.stable.reason}")]
+    stay = _may_stay(found)
     set_, leave, open_ = [], [], []
     for row in found.stable.to_dict("records"):
-        label = knob_label(space, str(row["knob"]))
-        wide = row["status"] == "stable" and row["share"] >= 0.7
-        if wide:
+        knob = str(row["knob"])
+        label = knob_label(space, knob)
+        known = row["status"] == "stable"
+        if known and row["share"] >= 0.7:
             leave.append(label)
-        elif row["status"] == "stable" and row["low"] is not None and row["low"] == row["low"]:
-            set_.append(f"{label} to {number(row['low'])}–{number(row['high'])}")
-        elif row["status"] == "stable":
-            set_.append(f"{label} to {row['values']}")
+        elif knob in stay:
+            leave.append(f"{label} at the published {number(stay[knob])}")
+        elif known and not row["values"]:
+            low, high = number(row["low"]), number(row["high"])
+            words = f"{label} to {low}" if low == high else f"{label} to {low}–{high}"
+            outer = f"{number(row['outer_low'])}–{number(row['outer_high'])}"
+            set_.append(words if row["share"] > 0.15 else f"{words} ({outer} is not excluded)")
+        elif known:
+            set_.append(f"{label} to {str(row['values']).replace(', ', ' or ')}")
         else:
-            open_.append(label)
+            open_.append(f"{label} (best so far {number(row['best'])})")
     out = []
     if set_:
         out.append(("Set", listing(set_) + "."))
     if leave:
-        out.append(("Leave", f"{listing(leave)}: safe over most of the range."))
+        out.append(("Leave", listing(leave) + "."))
     if open_:
         out.append(("Cannot tell", f"{listing(open_)}: the trials leave the safe range open."))
     return out
+
+
+def _may_stay(found: LossFindings) -> dict[str, object]:
+    """Knobs that may stay at their published value, with that value."""
+    if isinstance(found.tuned, Refusal):
+        return {}
+    values = dict(
+        zip(found.tuned.tunability["knob"], found.tuned.tunability["published"], strict=True)
+    )
+    keep = found.tuned.leave
+    return {str(k): values[k] for k in keep.loc[keep["verdict"] == "may stay", "knob"]}

@@ -7,8 +7,8 @@ of a theme and no pixels. `draw_plotly` and `draw_matplotlib` know how to draw i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 PALETTE = (
     "#4269d0",
@@ -145,4 +145,13 @@ class Chart:
     caption: str
     panels: tuple[Panel, ...]
     wide: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def legend(self) -> list[Mark]:
+        """One mark per name, for the legend all panels share."""
+        named: dict[str, Mark] = {}
+        for panel in self.panels:
+            for mark in panel.marks:
+                if mark.name and not isinstance(mark, Heat):
+                    named.setdefault(mark.name, mark)
+        return list(named.values()) if len(named) > 1 else []

@@ -72,18 +72,35 @@ def draw(chart: Chart) -> Figure:
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(rows, columns, height_ratios=heights)
     bars = any(isinstance(m, Bars) for p in panels for m in p.marks)
-    total = sum(heights) + 0.2
+    legend_rows = math.ceil(len(chart.legend) / (4 if width > 5 else 2))
+    foot = 0.14 * legend_rows + (0.12 if legend_rows else 0.0)
+    total = sum(heights) + 0.2 + foot
+    figure.set_figheight(total)
     figure.subplots_adjust(
         left=(1.25 if bars else 0.58) / width,
         right=1 - (0.7 if _has_heat(chart) else 0.12) / width,
-        bottom=0.5 / total,
+        bottom=(0.5 + foot) / total,
         top=1 - 0.32 / total,
         wspace=0.75 if bars or _has_heat(chart) else 0.34,
         hspace=0.55,
     )
+    known: dict[str, Any] = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(grid[index // columns, index % columns])
         _panel(axes, panel)
+        handles, labels = axes.get_legend_handles_labels()
+        for label, handle in zip(labels, handles, strict=True):
+            known.setdefault(label, handle)
+    if len(known) > 1:
+        figure.legend(
+            list(known.values()),
+            list(known),
+            loc="lower center",
+            ncols=min(len(known), 4 if width > 5 else 2),
+            frameon=False,
+            handlelength=1.4,
+            columnspacing=1.2,
+        )
     return figure
 
 
@@ -115,20 +132,6 @@ def _panel(axes: Axes, panel: Panel) -> None:
         axes.set_yticks(range(len(groups[0].labels)), list(groups[0].labels))
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    if len(unique) > 1:
-        axes.legend(
-            unique.values(),
-            unique.keys(),
-            frameon=True,
-            framealpha=0.8,
-            edgecolor="none",
-            handlelength=1.3,
-            borderaxespad=0.2,
-            labelspacing=0.25,
-            loc="best",
-        )
 
 
 def _axis(axes: Axes, axis: Axis, which: str) -> None:

@@ -22,20 +22,15 @@ def figure(panel: Panel) -> dict[str, Any]:
     """`data` and `layout` of one panel."""
     traces: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
-    named: set[str] = set()
     for mark in panel.marks:
-        for trace in _traces(mark, shapes):
-            # One legend entry per name, or the legend is longer than the plot.
-            trace["showlegend"] = bool(trace.get("name")) and trace["name"] not in named
-            named.add(trace.get("name", ""))
-            traces.append(trace)
+        traces += _traces(mark, shapes)
     bars = any(isinstance(mark, Bars) for mark in panel.marks)
-    legend = sum(t["showlegend"] for t in traces) > 1
     layout: dict[str, Any] = {
         "xaxis": _axis(panel.x),
         "yaxis": _axis(panel.y) | ({"autorange": "reversed", "automargin": True} if bars else {}),
         "shapes": shapes,
-        "showlegend": legend,
+        # The page draws one legend for all panels of a chart.
+        "showlegend": False,
         "barmode": "group",
         "height": _height(panel),
     }
@@ -44,7 +39,7 @@ def figure(panel: Panel) -> dict[str, Any]:
 
 def _height(panel: Panel) -> int:
     bars = [len(m.labels) for m in panel.marks if isinstance(m, Bars)]
-    return max(220, 90 + 34 * max(bars)) if bars else 300
+    return max(220, 90 + 34 * max(bars)) if bars else 250
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
@@ -80,7 +75,7 @@ def _traces(mark: Mark, shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [_heat(mark)]
         case Rule() | Span():
             shapes.append(_shape(mark))
-            return [_legend_only(mark)]
+            return []
 
 
 def _line(mark: Line) -> dict[str, Any]:
@@ -214,17 +209,28 @@ def _shape(mark: Rule | Span) -> dict[str, Any]:
     }
 
 
-def _legend_only(mark: Rule | Span) -> dict[str, Any]:
-    """Shapes have no legend entry of their own."""
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "x": [None],
-        "y": [None],
-        "name": mark.name,
-        "hoverinfo": "skip",
-    }
-    if isinstance(mark, Span):
-        marker = {"color": mark.color, "symbol": "square", "size": 10, "opacity": 0.3}
-        return trace | {"mode": "markers", "marker": marker}
-    line = {"color": mark.color, "width": 1.5, "dash": "dot" if mark.dash else "solid"}
-    return trace | {"mode": "lines", "line": line}
+def key(mark: Mark) -> str:
+    """A small inline picture of a mark for the legend (SVG, no user text in it)."""
+    color = mark.color if not isinstance(mark, Heat) else "#888888"
+    match mark:
+        case Line() | Rule():
+            dash = ' stroke-dasharray="3 3"' if mark.dash else ""
+            inner = f'<path d="M1 6h20" stroke="{color}" stroke-width="2"{dash}/>'
+        case Band() | Span() | Bars():
+            opacity = 0.85 if isinstance(mark, Bars) else 0.28
+            inner = f'<rect x="2" y="1" width="18" height="10" fill="{color}" opacity="{opacity}"/>'
+        case _:
+            inner = _symbol(mark.symbol if isinstance(mark, Dots) else "circle", color)
+    return f'<svg width="22" height="12" viewBox="0 0 22 12" aria-hidden="true">{inner}</svg>'
+
+
+def _symbol(name: str, color: str) -> str:
+    if name == "open":
+        return f'<circle cx="11" cy="6" r="3.6" fill="none" stroke="{color}" stroke-width="1.6"/>'
+    if name == "cross":
+        return f'<path d="M7 2l8 8M15 2l-8 8" stroke="{color}" stroke-width="1.8"/>'
+    if name == "diamond":
+        return f'<path d="M11 1l5 5-5 5-5-5z" fill="{color}"/>'
+    if name == "triangle":
+        return f'<path d="M6 2h10l-5 8z" fill="{color}"/>'
+    return f'<circle cx="11" cy="6" r="4" fill="{color}"/>'

@@ -16,9 +16,8 @@
     return Object.assign({}, layout, {
       autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, size: 12, family: getComputedStyle(document.body).fontFamily },
-      margin: { l: 54, r: 12, t: 10, b: 44 },
+      margin: { l: 54, r: 12, t: 8, b: 42 },
       xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
-      legend: { orientation: "h", y: -0.28, yanchor: "top", x: 0, font: { size: 11, color: soft }, itemwidth: 30 },
       hoverlabel: { bgcolor: pick("--card", "#fff"), bordercolor: grid, font: { color: ink, size: 12 } },
     });
   }

@@ -16,9 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from study.report import grid
 from study.report.answer import Answer
 from study.report.chart import Chart
-from study.report.draw_plotly import figure
+from study.report.draw_plotly import figure, key
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,6 @@ def render(
     environment = Environment(
         loader=PackageLoader("study.report", "."), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters["panel_id"] = lambda pair: panel_id(*pair)
     script, plotly = _asset("page.js"), get_plotlyjs()
     return environment.get_template("page.html").render(
         study=study,
@@ -64,7 +64,9 @@ def render(
         answer=answer,
         sections=sections,
         panel_id=panel_id,
-        cell=cell,
+        grid=grid.columns,
+        rows=grid.rows,
+        key=lambda mark: Markup(key(mark)),
         css=Markup(_asset("page.css")),
         script=Markup(script),
         plotly=Markup(plotly),
@@ -78,17 +80,6 @@ def panel_id(chart: Chart, index: int) -> str:
     """A fixed, harmless element id."""
     digest = hashlib.sha256(chart.key.encode()).hexdigest()[:10]
     return f"plot-{digest}-{index}"
-
-
-def cell(value: Any) -> str:
-    """A table cell: short numbers, a dash for nothing."""
-    if value is None or value != value:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if not value.is_integer() or abs(value) > 1e6 else f"{value:.0f}"
-    return str(value)
 
 
 def _asset(name: str) -> str:

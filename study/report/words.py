@@ -54,8 +54,12 @@ def number(value: Any) -> str:
 
 
 def percent(value: float) -> str:
-    """A share without decimals."""
-    return f"{value:.0%}" if math.isfinite(value) else "–"
+    """A share without decimals; only certainty is 100 %."""
+    if not math.isfinite(value):
+        return "–"
+    if 0.995 <= value < 1:
+        return "> 99%"
+    return "< 1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
 def listing(words: Sequence[str], *, last: str = "and") -> str:
@@ -74,7 +78,24 @@ def knob_axis(space: Space, knob: str) -> Axis:
     if isinstance(distribution, CategoricalDistribution):
         ticks = tuple((float(i), str(c)) for i, c in enumerate(distribution.choices))
         return Axis(label, ticks=ticks, limits=(-0.5, len(ticks) - 0.5))
-    return Axis(label, log=bool(getattr(distribution, "log", False)))
+    low, high = float(distribution.low), float(distribution.high)  # type: ignore[attr-defined]
+    if not getattr(distribution, "log", False):
+        pad = 0.03 * (high - low)
+        return Axis(label, limits=(low - pad, high + pad))
+    pad = (high / low) ** 0.03
+    return Axis(label, log=True, ticks=log_ticks(low, high), limits=(low / pad, high * pad))
+
+
+def log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
+    """Few round ticks: powers of ten, with 2 and 5 between when there is room, or powers of two."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    span = math.log10(high / low)
+    steps = (1,) if span > 3 else (1, 3) if span > 1.9 else (1, 2, 5)
+    values = [s * 10.0**k for k in decades for s in steps]
+    inside = [v for v in values if low * 0.999 <= v <= high * 1.001]
+    return tuple(
+        (v, f"{v:g}" if 1e-3 <= v < 1e5 else f"{v:.0e}".replace("e-0", "e-")) for v in inside
+    )
 
 
 def places(distribution: BaseDistribution, values: Sequence[Any] | pd.Series) -> list[float]:

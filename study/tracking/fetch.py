@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.utils.rest_utils import http_request
 from numpy.typing import NDArray
 
+from study.tracking.address import is_database
 from study.tracking.records import INFINITY, KIND
 
 PAGE = 1000
@@ -61,11 +62,6 @@ class History:
             step=np.array([row[2] for row in rows], dtype=np.int64),
             value=values,
         )
-
-
-def is_database(uri: str) -> bool:
-    """Whether the URI names a database that this process reads itself."""
-    return uri.split(":", 1)[0].split("+", 1)[0] in ("sqlite", "postgresql", "mysql", "mssql")
 
 
 @contextlib.contextmanager

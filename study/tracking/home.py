@@ -19,11 +19,11 @@ from mlflow.exceptions import MlflowException
 
 from study.errors import StudyError
 from study.tracking import records as names
+from study.tracking.address import with_driver
 
 PAGE = 1000
-BATCH_METRICS = 900
-BATCH_PARAMS = 90
-BATCH_TAGS = 90
+BATCH_METRICS = 800
+BATCH_OTHERS = 100
 TAG_LENGTH = 8000
 PARAM_LENGTH = 6000
 
@@ -37,6 +37,8 @@ PERMANENT = {
 """Answers that stay the same however often the question is repeated."""
 
 Key = tuple[str, ...]
+Epoch = tuple[int, float, Mapping[str, float]]
+"""Number, time in seconds, metrics."""
 
 
 class RefusedError(Exception):
@@ -65,7 +67,7 @@ class Home:
     """
 
     def __init__(self, uri: str, *, experiment: str, artifact_root: Path | None) -> None:
-        self._client = MlflowClient(tracking_uri=uri)
+        self._client = MlflowClient(tracking_uri=with_driver(uri))
         self._experiment = experiment
         self._artifact_root = artifact_root
         self._experiment_id = ""
@@ -137,35 +139,33 @@ class Home:
         self._unsure.discard(key)
         return self._runs[key]
 
-    def describe(
-        self, run: KnownRun, *, params: Mapping[str, str] | None = None, tags: Mapping[str, str]
+    def write(
+        self,
+        run: KnownRun,
+        *,
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        epochs: Iterable[Epoch] = (),
     ) -> None:
-        """Log settings (once: MLflow never changes them) and set tags."""
-        settings = list((params or {}).items()) if not run.described else []
-        for part in _parts(settings, BATCH_PARAMS):
-            self._client.log_batch(
-                run.run_id, params=[Param(key, value[:PARAM_LENGTH]) for key, value in part]
-            )
-        run.described = run.described or bool(settings)
-        for part in _parts(list(_tags(tags).items()), BATCH_TAGS):
-            self._client.log_batch(run.run_id, tags=[RunTag(key, value) for key, value in part])
+        """Log settings (once: MLflow never changes them), epochs not logged yet, and tags.
 
-    def log_epochs(
-        self, run: KnownRun, epochs: Iterable[tuple[int, float, Mapping[str, float]]]
-    ) -> None:
-        """Log metrics of epochs (epoch, time, values) that are behind the last one logged."""
-        batch: list[Metric] = []
-        reached = run.epoch
-        for epoch, moment, values in epochs:
-            if epoch <= reached:
-                continue
-            if batch and len(batch) + len(values) > BATCH_METRICS:
-                self._log_metrics(run, batch, reached)
-                batch = []
-            batch += [Metric(key, value, _millis(moment), epoch) for key, value in values.items()]
-            reached = epoch
-        if batch:
-            self._log_metrics(run, batch, reached)
+        All in as few requests as MLflow's limits allow: one, for a trial of ordinary size.
+        """
+        settings = [] if run.described else list((params or {}).items())
+        words = list(_tags(tags or {}).items())
+        values = _metrics(run.epoch, epochs)
+        while settings or words or values:
+            count = _whole_epochs(values, BATCH_METRICS)
+            self._client.log_batch(
+                run.run_id,
+                metrics=values[:count],
+                params=[Param(key, text[:PARAM_LENGTH]) for key, text in settings[:BATCH_OTHERS]],
+                tags=[RunTag(key, text) for key, text in words[:BATCH_OTHERS]],
+            )
+            if count:
+                run.epoch = values[count - 1].step
+            settings, words, values = settings[BATCH_OTHERS:], words[BATCH_OTHERS:], values[count:]
+        run.described = run.described or bool(params)
 
     def log_best(
         self, run: KnownRun, *, key: str, value: float, number: int, moment: float
@@ -211,10 +211,6 @@ class Home:
         )
         context = InputTag("mlflow.data.context", "training")
         self._client.log_inputs(run.run_id, [DatasetInput(dataset, [context])])
-
-    def _log_metrics(self, run: KnownRun, batch: Sequence[Metric], reached: int) -> None:
-        self._client.log_batch(run.run_id, metrics=batch)
-        run.epoch = reached
 
     def _learn(self, experiment_id: str, *, only: Key | None = None) -> None:
         """Index the study's runs; of two with one key, keep the further one, delete the other."""
@@ -290,5 +286,21 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: value[:TAG_LENGTH] for key, value in tags.items() if value != ""}
 
 
-def _parts(items: list[tuple[str, str]], size: int) -> list[list[tuple[str, str]]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+def _metrics(reached: int, epochs: Iterable[Epoch]) -> list[Metric]:
+    """The values of epochs beyond the one reached, each epoch once."""
+    found: list[Metric] = []
+    for epoch, moment, values in epochs:
+        if epoch > reached:
+            found += [Metric(key, value, _millis(moment), epoch) for key, value in values.items()]
+            reached = epoch
+    return found
+
+
+def _whole_epochs(values: Sequence[Metric], limit: int) -> int:
+    """How many of the values fit into a request without cutting an epoch in two."""
+    if len(values) <= limit:
+        return len(values)
+    count = limit
+    while count and values[count].step == values[count - 1].step:
+        count -= 1
+    return count or limit

@@ -26,6 +26,7 @@ from search_spaces.space import Space, Value
 from study.errors import StudyError, nearest
 from study.table import COLUMNS, KNOB, METRIC, TrialTable
 from study.tracking import records as names
+from study.tracking.address import with_driver
 from study.tracking.fetch import History, RunRow, fetch_history, fetch_runs, reader_settings
 from study.tracking.redaction import redact
 
@@ -102,7 +103,7 @@ def _asking(uri: str) -> Iterator[MlflowClient]:
         raise StudyError(f"There is no tracking store at {parts.path.removeprefix('/')}.")
     with reader_settings():
         try:
-            yield MlflowClient(tracking_uri=uri)
+            yield MlflowClient(tracking_uri=with_driver(uri))
         except MlflowException as error:
             line = (str(error).strip().splitlines() or ["no reason given"])[0]
             reason = redact(line)[:300]

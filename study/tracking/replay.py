@@ -94,16 +94,21 @@ class Replay:
             if not is_permanent(error):
                 raise
             self._refuse(record, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            # No record of ours looks like this: one must not hold up all that follow.
+            self._refuse(record, f"{type(error).__name__}: {error}")
         else:
             return 0
         return 1
 
     def _trial(self, name: str, trial: _Trial, _: Record) -> None:
+        params = trial.start["params"] if trial.start is not None else {}
         if trial.start is not None:
             run = self._start(trial.start)
         else:
             run = self._home.known(("trial", name))
-        self._home.log_epochs(run, trial.epochs)
+        tags = {key: trial.end[key] for key in ("state", "host", "error")} if trial.end else {}
+        self._home.write(run, params=params, tags=tags, epochs=trial.epochs)
         if trial.end is not None:
             self._end(run, trial.end)
 
@@ -120,16 +125,12 @@ class Replay:
             **self._common,
         }
         run = self._home.create(key, name=record["name"], tags=tags, start=record["at"])
-        self._home.describe(
-            run, params=record["params"], tags={"state": "running"} if again else {}
-        )
-        if again:
+        if again:  # it goes on, perhaps after an end
+            self._home.write(run, tags={"state": "running"})
             self._home.set_status(run, "RUNNING", moment=record["at"])
         return run
 
     def _end(self, run: KnownRun, record: Record) -> None:
-        tags = {key: record[key] for key in ("state", "host", "error")}
-        self._home.describe(run, tags=tags)
         self._home.set_status(run, names.STATUS[record["state"]], moment=record["at"])
         if record.get("best") is not None:
             loss = self._home.known(("loss", record["loss"]))
@@ -167,13 +168,13 @@ class Replay:
         self._objective = str(plan.get("protocol", {}).get("objective", ""))
         tags = {names.KIND: "study", names.STUDY: record["name"], **self._common}
         study = self._home.create(STUDY_KEY, name=record["name"], tags=tags, start=record["at"])
-        self._home.describe(study, params=record["params"], tags={NOTE: record["note"]})
+        self._home.write(study, params=record["params"], tags={NOTE: record["note"]})
         self._home.log_text(study, json.dumps(plan, ensure_ascii=False, indent=1), names.PLAN_FILE)
         if record["dataset"]:
             self._home.log_dataset(study, record["dataset"])
         for loss in record["losses"]:
             run = self._loss(loss, record["at"])
-            self._home.describe(run, params=None, tags={NOTE: record["loss_notes"].get(loss, "")})
+            self._home.write(run, tags={NOTE: record["loss_notes"].get(loss, "")})
             self._home.set_status(run, "RUNNING", moment=record["at"])
         self._home.set_status(study, "RUNNING", moment=record["at"])
 
@@ -183,7 +184,7 @@ class Replay:
         moment = record["at"]
         run = self._home.create(("baseline",), name="untrained backbone", tags=tags, start=moment)
         # Step 0 for validation, 1 for test: each is logged once, a repeated call changes nothing.
-        self._home.log_epochs(run, [(record["step"], moment, record["metrics"])])
+        self._home.write(run, epochs=[(record["step"], moment, record["metrics"])])
         self._home.set_status(run, "FINISHED", moment=moment)
 
     def _do_artifact(self, record: Record) -> None:
@@ -197,7 +198,7 @@ class Replay:
         return trial if self._home.has(trial) else ("loss", to)
 
     def _do_note(self, record: Record) -> None:
-        self._home.describe(self._home.known(STUDY_KEY), tags={NOTE: record["text"]})
+        self._home.write(self._home.known(STUDY_KEY), tags={NOTE: record["text"]})
 
     def _do_finish(self, record: Record) -> None:
         for key in self._home.branches():

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from study.errors import StudyError
+from study.tracking.address import with_driver
 from study.tracking.redaction import redact
 
 
@@ -44,6 +45,10 @@ def serve(
         StudyError: The server did not start, or the port is taken.
     """
     port = port or free_port(host)
+    if _taken(host, port):
+        raise StudyError(
+            f"The port {port} of {host} is taken: choose another, or 0 for a free one."
+        )
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port)]
     command += ["--workers", "1"]
     if artifact_root is not None:
@@ -77,10 +82,15 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def _taken(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
 def _environment(uri: str) -> dict[str, str]:
     return {
         # The store's address may hold a password: not on the command line.
-        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_BACKEND_STORE_URI": with_driver(uri),
         "MLFLOW_TRACKING_URI": "",
         # Half a gigabyte of workers for evaluating language models, which no study needs.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

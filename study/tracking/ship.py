@@ -91,6 +91,12 @@ class Orders:
 
 def ship(settings: Settings, orders: Orders) -> None:
     """Carry records to the store until the driver ends and nothing is left."""
+    # One shipper at a time: that of a driver that just died may still be at work.
+    with locked(Path(settings.spool) / "shipper.lock", wait=True):
+        _ship(settings, orders)
+
+
+def _ship(settings: Settings, orders: Orders) -> None:
     consumer = Consumer(Path(settings.spool))
     apply: Callable[[list[dict[str, Any]]], int] | None = None
     pause = settings.interval
@@ -127,9 +133,7 @@ def main() -> None:
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
-    # One shipper at a time: that of a driver that just died may still be at work.
-    with locked(Path(settings.spool) / "shipper.lock", wait=True):
-        ship(settings, orders)
+    ship(settings, orders)
 
 
 def _replay(settings: Settings, consumer: Consumer) -> Callable[[list[dict[str, Any]]], int]:

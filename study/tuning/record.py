@@ -9,14 +9,15 @@ the start and its outcome at the end, so the journal alone is enough to go on af
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from search_spaces.space import Space
@@ -40,15 +41,22 @@ class Record:
     Args:
         directory: The study's directory.
         spaces: The space of each loss.
+        writable: For the one process that holds the study. It mends a line that a power cut or a
+            full disk left half written, which a reader must not touch: it may be being written.
     """
 
-    def __init__(self, directory: Path, spaces: Mapping[str, Space]) -> None:
+    def __init__(
+        self, directory: Path, spaces: Mapping[str, Space], *, writable: bool = False
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        path = directory / JOURNAL_FILE
+        if writable:
+            _cut_torn_line(path)
         try:
-            self._storage = JournalStorage(JournalFileBackend(str(directory / JOURNAL_FILE)))
-            self._search = {loss: self._open(loss) for loss in spaces}
-            self._extra = {loss: self._open(f"{loss}/extra") for loss in spaces}
-        except (OSError, ValueError, KeyError, AssertionError) as error:
+            self._storage = _storage(path, writable=writable)
+            self._search = {loss: self._open(loss, writable) for loss in spaces}
+            self._extra = {loss: self._open(f"{loss}/extra", writable) for loss in spaces}
+        except Exception as error:
             raise StudyError(f"{directory / JOURNAL_FILE} is damaged: {error}") from None
         self._spaces = spaces
         self._ids: dict[str, int] = {}
@@ -56,10 +64,12 @@ class Record:
             for trial in self.trials(loss):
                 self._ids[trial.user_attrs[JOB]["trial"]] = trial._trial_id
 
-    def _open(self, name: str) -> optuna.Study:
-        return optuna.create_study(
-            study_name=name, storage=self._storage, direction="maximize", load_if_exists=True
-        )
+    def _open(self, name: str, writable: bool) -> optuna.Study:
+        known = [summary.study_name for summary in self._storage.get_all_studies()]
+        if name in known:
+            return optuna.load_study(study_name=name, storage=self._storage)
+        storage = self._storage if writable else InMemoryStorage()
+        return optuna.create_study(study_name=name, storage=storage, direction="maximize")
 
     def searched(self, loss: str) -> list[FrozenTrial]:
         """The trials of the search, in the order they were asked."""
@@ -136,3 +146,35 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
     }
+
+
+class _Held(JournalFileOpenLock):
+    """The study's own lock already keeps other writers out; Optuna's would outlive a crash."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def _storage(path: Path, *, writable: bool) -> BaseStorage:
+    if not writable and not path.exists():
+        return InMemoryStorage()
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=_Held(str(path))))
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        while size > 0:
+            start = max(0, size - 65536)
+            file.seek(start)
+            newline = file.read(size - start).rfind(b"\n")
+            if newline >= 0:
+                size = start + newline + 1
+                break
+            size = start
+        file.truncate(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from study.checks import describe_data, open_data
+from study.finishing import Refresher, publish
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress
 from study.plan import Plan
@@ -61,6 +63,8 @@ def run(
     address: str | None = None,
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
+    report: bool = True,
+    trainable: type | None = None,
 ) -> RunSummary:
     """Run, or go on with, a study until its plan is done or it is interrupted.
 
@@ -72,6 +76,8 @@ def run(
         address: A Ray cluster; None uses a running one of this process, else starts one.
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
+        report: False leaves the report to `study report`.
+        trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
     """
     started = time.monotonic()
     with home.locked():
@@ -80,7 +86,7 @@ def run(
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir())
         data = describe_data(plan, bench)
-        record = Record(home.directory, plan.spaces)
+        record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
         with Tracker(
             home.tracking_uri(plan),
@@ -102,26 +108,27 @@ def run(
                     slots=_slots(plan),
                 )
                 if not ledger.is_finished():
-                    _tune(home, plan, desk, tick)
+                    with Refresher(home, plan, tracker) as refresher:
+                        _tune(home, plan, desk, _shower(desk, tick, refresher), trainable)
             finished = ledger.is_finished()
+            if finished and report:
+                publish(home, plan, tracker, bench, ledger, say)
             tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
         return RunSummary(finished, ledger.progress(), time.monotonic() - started, tracked)
 
 
-def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None) -> None:
+def _tune(
+    home: StudyHome, plan: Plan, desk: Desk, show: Callable[[], None], trainable: type | None
+) -> None:
     from ray import tune
 
     from study.tuning.adapters import DeskScheduler, DeskSearcher, Ticker
     from trainables.trial import StudyTrial
 
-    def show() -> None:
-        if tick is not None:
-            tick(desk.ledger.progress(), desk.ledger.running)
-
     with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
         tuner = tune.Tuner(
-            tune.with_resources(StudyTrial, _placement(plan)),
+            tune.with_resources(trainable or StudyTrial, _placement(plan)),
             tune_config=tune.TuneConfig(
                 search_alg=DeskSearcher(desk),
                 scheduler=DeskScheduler(desk),
@@ -138,7 +145,22 @@ def _tune(home: StudyHome, plan: Plan, desk: Desk, tick: Tick | None) -> None:
                 verbose=0,
             ),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        finally:
+            shutil.rmtree(home.directory / ".tune", ignore_errors=True)
+
+
+def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[], None]:
+    """What is done a few times a second while trials run."""
+
+    def show() -> None:
+        progress = desk.ledger.progress()
+        refresher.tick(progress)
+        if tick is not None:
+            tick(progress, desk.ledger.running)
+
+    return show
 
 
 def _placement(plan: Plan) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from study.jobs import Job, Outcome
 from study.plan import Plan
@@ -18,10 +18,19 @@ class TrackingListener:
         tracker: Writes in the background.
         plan: The study.
         tags: Tags of every trial (code version, data fingerprint).
+        clock: Seconds since the epoch, UTC.
     """
 
-    def __init__(self, tracker: Tracker, plan: Plan, tags: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        plan: Plan,
+        tags: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._tracker, self._plan, self._tags = tracker, plan, dict(tags)
+        self._clock = clock
 
     def started(self, job: Job) -> None:
         """A trial starts, or starts again."""
@@ -42,13 +51,13 @@ class TrackingListener:
                 knobs=job.values,
                 fixed=fixed,
                 tags={**self._tags, "space_version": space.version},
-                started=time.time(),
+                started=self._clock(),
             )
         )
 
     def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float]) -> None:
         """A trial finished an epoch."""
-        self._tracker.epoch(job.trial, epoch, metrics, timestamp=time.time())
+        self._tracker.epoch(job.trial, epoch, metrics, timestamp=self._clock())
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A trial ended."""
@@ -57,5 +66,5 @@ class TrackingListener:
             state=outcome.state,
             error=outcome.error,
             host=outcome.host,
-            timestamp=time.time(),
+            timestamp=self._clock(),
         )

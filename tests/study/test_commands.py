@@ -71,11 +71,16 @@ def folder_of(classes: int, images: int) -> str:
     return "images"
 
 
+def empty_folder() -> str:
+    Path("images").mkdir()
+    return "images"
+
+
 def changed(**changes: Any) -> dict[str, Any]:
     return {**STUDY, **changes}
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
     "unknown key": (changed(trainin={}), "did you mean 'training'?"),
     "unknown knob": (
         changed(losses={"triplet": {"fixed": {"margn": 1}}}),
@@ -122,8 +127,8 @@ def test_a_missing_file(study: Any) -> None:
     ("make", "message"),
     [
         (lambda: "nowhere", "nowhere"),
-        (lambda: str(Path("images").mkdir() or "images"), "images"),
-        (lambda: folder_of(16, 1), "one image"),
+        (empty_folder, "images"),
+        (lambda: folder_of(16, 1), "at least 2 pictures"),
         (lambda: folder_of(3, 4), "classes"),
     ],
     ids=["missing", "empty", "one image per class", "too few classes"],

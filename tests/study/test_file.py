@@ -44,14 +44,28 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     assert file.name == "t"
 
 
-def test_the_template_is_a_valid_study() -> None:
+def test_relative_paths_are_meant_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "pictures").mkdir()
+    text = "name: s\ndata: {name: folder, path: PATH}\nlosses: [triplet]\n"
+    monkeypatch.chdir(tmp_path / "here")
+    near = read_study_file(write(tmp_path, text.replace("PATH", "pictures")))
+    assert near.data.options["path"] == str(tmp_path / "pictures")
+    other = read_study_file(write(tmp_path, text.replace("PATH", "elsewhere")))
+    assert other.data.options["path"] == str(tmp_path / "here" / "elsewhere")
+    fixed = read_study_file(write(tmp_path, text.replace("PATH", "/data/x")))
+    assert fixed.data.options["path"] == "/data/x"
+
+
+@pytest.mark.parametrize("name", ["template.yaml", "quickstart.yaml"])
+def test_the_files_we_ship_are_valid_studies(name: str) -> None:
     from importlib.resources import files
 
-    import yaml
-
-    content = yaml.safe_load(files("study").joinpath("template.yaml").read_text())
-    plan = build_plan(parse_study(content))
+    plan = build_plan(read_study_file(Path(str(files("study").joinpath(name)))))
     assert len(plan.losses) == 4
+    assert all(plan.published(loss) for loss in plan.losses)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +119,15 @@ def test_training_values_are_not_searched() -> None:
     assert "backbone_lr" not in plan.spaces["proxy_anchor"].searched
     settings, _ = plan.settings("proxy_anchor", plan.example("proxy_anchor"))
     assert settings.backbone_lr == 0.001
+
+
+def test_training_ranges_are_searched_by_every_loss() -> None:
+    plan = plan_of({"training": {"weight_decay": [1e-5, 1e-2, "log"], "epochs": 3}})
+    for loss in plan.losses:
+        assert "weight_decay" in plan.spaces[loss].searched
+        assert plan.spaces[loss].published, "the published points take the default decay"
+        settings, _ = plan.settings(loss, {**plan.example(loss), "weight_decay": 5e-3})
+        assert settings.weight_decay == 5e-3
 
 
 def test_a_point_becomes_settings_and_arguments() -> None:

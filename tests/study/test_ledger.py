@@ -79,8 +79,13 @@ def test_samplers_never_see_repeats(tmp_path: Path) -> None:
     assert extra == {"repeat"}
 
 
-@pytest.mark.parametrize("crash_after", [1, 7, 20, 55, 90, 130])
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp", "grid", "sobol", "cmaes"])
+@pytest.mark.parametrize(
+    ("sampler", "crash_after"),
+    [
+        *(("tpe", moment) for moment in (1, 7, 20, 55, 90, 130)),
+        *((name, 90) for name in ("random", "gp", "grid", "sobol", "cmaes")),
+    ],
+)
 def test_a_crash_changes_no_suggestion(tmp_path: Path, crash_after: int, sampler: str) -> None:
     """With one slot the interrupted study runs exactly the points of the uninterrupted one."""
     plan = make_plan(losses=["triplet"], search={"sampler": sampler, "trials": 12})
@@ -206,3 +211,40 @@ def test_sweeps_keep_all_but_one_knob() -> None:
         assert {k: v for k, v in job.values.items() if k != "alpha"} == {
             k: v for k, v in anchor.items() if k != "alpha"
         }
+
+
+def test_a_line_that_was_cut_short_is_mended(tmp_path: Path) -> None:
+    """A power cut or a full disk may leave half a line; what was complete stays."""
+    plan = make_plan(losses=["triplet"], search={"trials": 6, "repeats": 1})
+    drive(open_ledger(plan, tmp_path), slots=1, crash_after=20)
+    journal = tmp_path / "optuna.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:17])
+    jobs = drive(open_ledger(plan, tmp_path), slots=1)
+    assert jobs
+    study = optuna_study(tmp_path, "triplet")
+    assert len(study.trials) == 6
+    assert all(t.state.is_finished() for t in study.trials)
+
+
+def test_readers_write_nothing(tmp_path: Path) -> None:
+    from study.tuning.record import Record
+
+    plan = make_plan()
+    assert Record(tmp_path, plan.spaces).trials("triplet") == []
+    assert list(tmp_path.iterdir()) == []
+    drive(open_ledger(plan, tmp_path), crash_after=10)
+    before = (tmp_path / "optuna.journal").read_bytes()
+    assert len(Record(tmp_path, plan.spaces).trials("triplet")) > 0
+    assert (tmp_path / "optuna.journal").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["not json\n{}\n", '{"op_code": 99}\n', "[]\n"])
+def test_a_damaged_journal_is_one_line(tmp_path: Path, text: str) -> None:
+    from study.errors import StudyError
+    from study.tuning.record import Record
+
+    (tmp_path / "optuna.journal").write_text(text)
+    with pytest.raises(StudyError, match="damaged"):
+        Record(tmp_path, make_plan().spaces, writable=True)
+    assert (tmp_path / "optuna.journal").read_text() == text

@@ -1,12 +1,9 @@
-"""Real studies on a real Ray: what was asked is in Optuna and in MLflow, once, with its true end."""
+"""Real studies on a real Ray: every trial is in Optuna and in MLflow, once, with its true end."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ from study.home import StudyHome
 from study.plan import build_plan, load_plan, save_plan
 from study.read_file import parse_study
 from study.tracking.reader import read_table
-from study.tuning.record import Record, job_of, outcome_of
 from study.tuning.run import run
+from tests.study.driven import check_consistent, launch, recorded, wait_for
 
 CONTENT: dict[str, Any] = {
     "name": "small",
@@ -38,39 +35,6 @@ def start(root: Path, **changes: Any) -> StudyHome:
     home.directory.mkdir(parents=True)
     save_plan(plan, home.directory)
     return home
-
-
-def recorded(home: StudyHome) -> pd.DataFrame:
-    """What Optuna's journal says: one row per trial."""
-    plan = load_plan(home.directory)
-    record = Record(home.directory, plan.spaces)
-    rows = []
-    for loss in plan.losses:
-        for trial in record.trials(loss):
-            job, outcome = job_of(trial), outcome_of(trial)
-            state = outcome.state if outcome else "running"
-            epochs = outcome.epochs if outcome else 0
-            rows.append(
-                {"trial": job.trial, "origin": job.origin, "state": state, "epochs": epochs}
-            )
-    return pd.DataFrame(rows)
-
-
-def check_consistent(home: StudyHome) -> pd.DataFrame:
-    """Optuna's journal and MLflow agree on every trial, each of which is there once."""
-    plan = load_plan(home.directory)
-    optuna_side = recorded(home)
-    table = read_table(home.tracking_uri(plan), plan.name)
-    assert optuna_side["trial"].is_unique
-    assert table.trials["trial"].is_unique
-    both = optuna_side.merge(table.trials, on="trial", suffixes=("_optuna", "_mlflow"))
-    assert len(both) == len(optuna_side) == len(table.trials)
-    assert (both["state_optuna"] == both["state_mlflow"]).all()
-    assert (both["epochs_optuna"] == both["epochs_mlflow"]).all()
-    steps = table.curves.groupby("trial")["epoch"].apply(list)
-    for trial, epochs in zip(table.trials["trial"], table.trials["epochs"], strict=True):
-        assert steps.get(trial, []) == list(range(1, int(epochs) + 1))
-    return table.trials
 
 
 @pytest.fixture(scope="module")
@@ -147,30 +111,6 @@ def test_failures_and_divergence_are_results(
     assert diverged["score"].isna().all()
 
 
-def launch(path: Path, root: Path, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "study", *command, "--root", str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=path,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-    )
-
-
-def wait_for_trials(home: StudyHome, count: int, process: subprocess.Popen[str]) -> None:
-    """Until so many trials ended, and at least one more is under way with an epoch done."""
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        journal = home.directory / "optuna.journal"
-        if journal.exists() and journal.read_text().count('"outcome"') >= count:
-            return
-        time.sleep(0.1)
-    raise AssertionError("the study did not get going")
-
-
 @pytest.fixture
 def study_file(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
@@ -182,13 +122,13 @@ def test_killed_in_the_middle_and_resumed(
     study_file: Path, tmp_path: Path, data_cache: Path
 ) -> None:
     home = StudyHome(tmp_path / "studies" / "small")
-    process = launch(tmp_path, tmp_path / "studies", "run", str(study_file))
-    wait_for_trials(home, 3, process)
+    process = launch(tmp_path / "studies", "run", str(study_file))
+    wait_for(home, 3, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = recorded(home)
     assert (before["state"] == "running").any()
-    resumed = launch(tmp_path, tmp_path / "studies", "resume", "small")
+    resumed = launch(tmp_path / "studies", "resume", "small")
     output, _ = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, output
     assert "untrained backbone" in output
@@ -206,8 +146,8 @@ def test_killed_in_the_middle_and_resumed(
 
 def test_ctrl_c_says_how_to_go_on(study_file: Path, tmp_path: Path, data_cache: Path) -> None:
     home = StudyHome(tmp_path / "studies" / "small")
-    process = launch(tmp_path, tmp_path / "studies", "run", str(study_file))
-    wait_for_trials(home, 1, process)
+    process = launch(tmp_path / "studies", "run", str(study_file))
+    wait_for(home, 1, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output

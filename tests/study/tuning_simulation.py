@@ -32,7 +32,7 @@ def make_plan(**changes: Any) -> Plan:
 
 
 def open_ledger(plan: Plan, directory: Path, **options: Any) -> Ledger:
-    return Ledger(plan, Record(directory, plan.spaces), **options)
+    return Ledger(plan, Record(directory, plan.spaces, writable=True), **options)
 
 
 def closeness(job: Job, epoch: int) -> float:

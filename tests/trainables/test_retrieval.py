@@ -187,3 +187,13 @@ def test_recall_beyond_the_gallery_and_tensors() -> None:
 def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate(**arguments)
+
+
+def test_nmi_of_clear_and_of_no_clusters() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 30)
+    clear = np.eye(16)[labels] + 0.02 * rng.normal(size=(300, 16))
+    noise = rng.normal(size=(300, 16))
+    assert retrieval.nmi(clear, labels) > 0.9
+    assert retrieval.nmi(clear, labels, seed=3) == retrieval.nmi(clear, labels, seed=3)
+    assert retrieval.nmi(noise, labels) < 0.35

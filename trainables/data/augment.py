@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from trainables.names import unknown_name
 from trainables.vision import import_torchvision
 
-Images = NDArray[np.uint8] | Tensor
+Images = NDArray[Any] | Tensor
 CROP_FRACTION = 224 / 256  # evaluation: shorter side 256, centre 224, as the papers do
 
 

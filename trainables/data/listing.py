@@ -63,6 +63,9 @@ def read_listing(
     check_reading(dataset, size=size, fit=fit, on_bad_image=on_bad_image)
     if not listing.names:
         raise ValueError(f"{dataset}: there are no pictures in {listing.root}.")
+    outside = [n for n in listing.names if n.startswith("/") or ".." in n.split("/")]
+    if outside:
+        raise ValueError(f"{dataset}: a listed name leads outside the folder: {outside[0]}.")
     order = np.argsort(listing.in_test, kind="stable")
     names = [listing.names[i] for i in order]
     stamps = [_stamp(listing.root / name) for name in names]

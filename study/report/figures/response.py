@@ -37,6 +37,7 @@ _STATES: tuple[tuple[str, str, str, Symbol], ...] = (
     ("finished", "full trial", QUIET, "circle"),
     ("stopped", "stopped early", QUIET, "open"),
     ("running", "still running", PALETTE[7], "open"),
+    ("below", "below the axis", QUIET, "triangle"),
     ("diverged", "diverged", BAD, "cross"),
 )
 
@@ -49,8 +50,8 @@ def chart(findings: Findings, loss: str) -> Chart:
         f"response-{loss}",
         f"How the score responds: {loss}",
         "Lines: the model's score, averaged over settings whose other knobs are good (solid, 90 % "
-        "band) and over the whole space (dashed). Drawn only where trials lie. Crosses at the foot "
-        "diverged.",
+        "band) and over the whole space (dashed), drawn only where trials lie. The worst trials "
+        "sit at the foot of a panel.",
         panels,
     )
 
@@ -61,7 +62,9 @@ def _panel(findings: Findings, loss: str, knob: str) -> Panel:
     trials = searching(table, loss)
     objective = metric_label(str(table.protocol.get("objective", "score")))
     marks: list[Mark] = [*_claims(space, knob), *_stable(findings, loss, knob)]
-    dots = _trials(trials, space, knob)
+    limits = _limits(trials, found.curves, knob)
+    foot = limits[0] + 0.025 * (limits[1] - limits[0]) if limits else 0.0
+    dots = _trials(trials, space, knob, foot=foot)
     if isinstance(found.curves, pd.DataFrame):
         marks += _curves(found.curves, space, knob)
     marks += dots
@@ -71,24 +74,52 @@ def _panel(findings: Findings, loss: str, knob: str) -> Panel:
         marks.append(Rule(at, "published", color=BAD))
     axis = knob_axis(space, knob)
     note = "" if dots else "No trial of this loss has run yet."
-    return Panel(knob_label(space, knob), axis, Axis(objective), tuple(marks), note=note)
+    return Panel(
+        knob_label(space, knob), axis, Axis(objective, limits=limits), tuple(marks), note=note
+    )
 
 
-def _trials(trials: pd.DataFrame, space: Space, knob: str) -> list[Mark]:
+def _limits(
+    trials: pd.DataFrame, curves: pd.DataFrame | Refusal, knob: str
+) -> tuple[float, float] | None:
+    """The part of the scores worth looking at: the good curve and three quarters of the trials."""
+    scores = trials["score"].to_numpy(dtype=float)
+    scores = scores[np.isfinite(scores)]
+    if not len(scores):
+        return None
+    low, high = float(np.quantile(scores, 0.25)), float(scores.max())
+    if isinstance(curves, pd.DataFrame):
+        rows = curves[(curves["knob"] == knob) & curves["supported"]]
+        if len(rows):
+            low = min(low, float(rows["mean"].min()))
+    low = max(low, float(scores.min()))
+    pad = 0.06 * max(high - low, 1e-6)
+    return low - pad, high + pad
+
+
+def _trials(trials: pd.DataFrame, space: Space, knob: str, *, foot: float) -> list[Mark]:
+    """Dots by state; trials below the axis sit at its foot as triangles, diverged as crosses."""
     distribution = space.distributions[knob]
-    scores = trials["score"].astype(float)
-    foot = float(scores.min()) if scores.notna().any() else 0.0
+    score = trials["score"].to_numpy(dtype=float)
+    below = (score < foot) & np.isfinite(score)
     marks: list[Mark] = []
     for state, name, color, symbol in _STATES:
-        rows = trials[(trials["state"] == state) & trials[KNOB + knob].notna()]
-        rows = rows if state == "diverged" else rows[rows["score"].notna()]
+        if state == "below":
+            mask = below
+        elif state == "diverged":
+            mask = (trials["state"] == state).to_numpy()
+        else:
+            mask = (trials["state"] == state).to_numpy() & np.isfinite(score) & ~below
+        rows = trials[mask & trials[KNOB + knob].notna().to_numpy()]
         if rows.empty:
             continue
-        y = np.full(len(rows), foot) if state == "diverged" else rows["score"].to_numpy(dtype=float)
+        y = rows["score"].fillna(foot).clip(lower=foot).to_numpy(dtype=float)
         x = _spread(places(distribution, rows[KNOB + knob]), distribution)
         texts = [
-            f"{t}: {number(v)} → {'diverged' if state == 'diverged' else f'{s:.4f}'} ({e} epochs)"
-            for t, v, s, e in zip(rows["trial"], rows[KNOB + knob], y, rows["epochs"], strict=True)
+            f"{t}: {number(v)} → {'diverged' if s != s else f'{s:.4f}'} ({e} epochs)"
+            for t, v, s, e in zip(
+                rows["trial"], rows[KNOB + knob], rows["score"], rows["epochs"], strict=True
+            )
         ]
         marks.append(Dots(x, list(y), name, color, symbol, texts, size=4, opacity=0.75))
     return marks

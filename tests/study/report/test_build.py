@@ -89,13 +89,11 @@ def test_user_strings_stay_text(tmp_path: Path, name: str) -> None:
 
 def test_plots_are_valid_plotly(demo: TrialTable) -> None:
     from study.analyses.findings import find
-    from study.report.build import _sections
     from study.report.draw_plotly import figure
+    from study.report.sections import sections
 
     small = make_table(demo_problems()[1:], Plan(trials=16))
-    panels = [
-        p for s in _sections(find(small)) for b in s.blocks if b.chart for p in b.chart.panels
-    ]
+    panels = [p for s in sections(find(small)) for b in s.blocks if b.chart for p in b.chart.panels]
     assert len(panels) >= 7
     for panel in panels:
         go.Figure(figure(panel))  # raises on any property plotly does not know

@@ -111,10 +111,10 @@ def test_an_unreadable_status_starts_from_the_oldest_segment(tmp_path: Path) -> 
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
-    with locked(tmp_path / "lock", wait=False) as first:
-        with locked(tmp_path / "lock", wait=False) as second:
-            assert (first, second) == (True, False)
-    with locked(tmp_path / "lock", wait=False) as third:
+    path = tmp_path / "lock"
+    with locked(path, wait=False) as first, locked(path, wait=False) as second:
+        assert (first, second) == (True, False)
+    with locked(path, wait=False) as third:
         assert third
 
 

@@ -74,8 +74,13 @@ def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run
         *("space_version", "data_fingerprint"),
     }
     assert run.data.params == {
-        **{"alpha": "28.0", "delta": "0.1", "batch_size": "179", "pooling": "avg"},
-        **{"layer_norm": "true", "embedding_dim": "64", "warmup_epochs": "1"},
+        "alpha": "28.0",
+        "delta": "0.1",
+        "batch_size": "179",
+        "pooling": "avg",
+        "layer_norm": "true",
+        "embedding_dim": "64",
+        "warmup_epochs": "1",
     }
     assert set(run.data.metrics) == {"map_at_r", "recall_at_1", "loss", "seconds"}
     assert {metric.step for metric in run.data._metric_objs} == {3}

@@ -1,0 +1,43 @@
+# Two commands for a fresh machine with Python 3.11+, make and git:
+#   make study   set-up and a complete small study on embedded data
+#   make test    set-up, lint, types and the whole test suite
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: study test lint bench chaos clean
+
+study: $(INSTALLED)
+	@if [ -f studies/quickstart/plan.json ]; then \
+		$(BIN)/study resume quickstart; \
+	else \
+		$(BIN)/study run study/quickstart.yaml; \
+	fi
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED_DEV)
+	$(BIN)/python -m tests.benchmarks
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(INSTALLED_DEV): $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,106 @@
+"""Which stable ranges hold in every study: on every data set, with every backbone?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.stats import kendalltau
+
+from study.analyses.findings import Findings
+from study.analyses.leaderboard import UNTRAINED
+
+
+def names(findings: Sequence[Findings]) -> list[str]:
+    """A distinct name for every study, even when two share theirs."""
+    out: list[str] = []
+    for found in findings:
+        name, k = found.table.study, 2
+        while name in out:
+            name, k = f"{found.table.study} ({k})", k + 1
+        out.append(name)
+    return out
+
+
+def ranges(findings: Sequence[Findings]) -> pd.DataFrame:
+    """One row per loss, knob and study: the stable range there.
+
+    Returns `loss`, `knob`, `study`, `status`, `low`, `high`, `values`, `best`, `share`.
+    """
+    frames = []
+    for name, found in zip(names(findings), findings, strict=True):
+        for loss, one in found.losses.items():
+            if isinstance(one.stable, pd.DataFrame):
+                frames.append(one.stable.assign(loss=loss, study=name))
+    columns = ["loss", "knob", "study", "status", "low", "high", "values", "best", "share"]
+    if not frames:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(frames, ignore_index=True)[columns].sort_values(
+        ["loss", "knob", "study"], ignore_index=True
+    )
+
+
+def common(findings: Sequence[Findings]) -> pd.DataFrame:
+    """The values that are stable in all studies that searched the knob.
+
+    Returns `loss`, `knob`, `studies`, `verdict` (`holds in all`, `no common range`, `cannot tell`
+    when some study's range is undetermined), `low`, `high`, `values`.
+    """
+    rows = []
+    for (loss, knob), group in ranges(findings).groupby(["loss", "knob"], sort=True):
+        if len(group) < 2:
+            continue
+        rows.append((loss, knob, len(group), *_meet(group)))
+    columns = ["loss", "knob", "studies", "verdict", "low", "high", "values"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _meet(group: pd.DataFrame) -> tuple[str, float, float, str]:
+    nan = float("nan")
+    if (group["status"] != "stable").any():
+        return "cannot tell", nan, nan, ""
+    if group["low"].isna().all():
+        sets = [set(str(v).split(", ")) for v in group["values"]]
+        both = sorted(set.intersection(*sets) - {""})
+        return ("holds in all" if both else "no common range"), nan, nan, ", ".join(both)
+    low, high = float(group["low"].astype(float).max()), float(group["high"].astype(float).min())
+    if low > high:
+        return "no common range", nan, nan, ""
+    return "holds in all", low, high, ""
+
+
+def agreement(findings: Sequence[Findings]) -> pd.DataFrame:
+    """Do the studies rank the losses alike, and the knobs of each loss?
+
+    Returns `study`, `other`, `what` (`losses`, or a loss's name for its knobs), `common` (how many
+    were ranked in both) and Kendall's `tau`; NaN with fewer than three in common.
+    """
+    labels = names(findings)
+    rows = []
+    for i, a in enumerate(findings):
+        for j in range(i + 1, len(findings)):
+            b = findings[j]
+            rows.append((labels[i], labels[j], "losses", *_tau(_board(a), _board(b))))
+            for loss in sorted(set(a.losses) & set(b.losses)):
+                first, second = a.losses[loss].importance, b.losses[loss].importance
+                if isinstance(first, pd.DataFrame) and isinstance(second, pd.DataFrame):
+                    shares = [
+                        dict(zip(f["knob"], f["total"], strict=True)) for f in (first, second)
+                    ]
+                    rows.append((labels[i], labels[j], loss, *_tau(*shares)))
+    return pd.DataFrame(rows, columns=["study", "other", "what", "common", "tau"])
+
+
+def _board(found: Findings) -> Mapping[str, float]:
+    board = found.leaderboard
+    board = board[(board["loss"] != UNTRAINED) & board["best"].notna()]
+    return {str(k): float(v) for k, v in zip(board["loss"], board["best"], strict=True)}
+
+
+def _tau(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[int, float]:
+    both = sorted(set(a) & set(b))
+    if len(both) < 3:
+        return len(both), float("nan")
+    tau = kendalltau([a[k] for k in both], [b[k] for k in both]).statistic
+    return len(both), float(np.nan_to_num(tau))

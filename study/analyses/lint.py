@@ -1,0 +1,179 @@
+"""What is wrong with a space or a study that its numbers will not show?
+
+`lint_spaces` needs no trials and runs before any is paid for; `lint_results` reads a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from search_spaces.scale import to_unit
+from search_spaces.space import Space, describe
+from study.analyses.comparison import ALIASES
+from study.analyses.history import analyse as history
+from study.analyses.leaderboard import incumbent
+from study.analyses.noise import seed_noise
+from study.analyses.samples import full_epochs, searching
+from study.analyses.surrogate import least_trials
+from study.table import KNOB, TrialTable
+
+COLUMNS = ("loss", "knob", "rule", "message")
+
+COUPLED: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"proxy_lr", "adam_eps"}),
+        "Adam's eps scales the steps of rarely used proxies as their learning rate does",
+    ),
+    (frozenset({"temperature", "scale"}), "both scale the same cosine"),
+    (frozenset({"temperature", "proxy_lr"}), "the gradient of proxies scales with 1/temperature"),
+    (frozenset({"scale", "proxy_lr"}), "the gradient of proxies scales with the scale"),
+    (frozenset({"alpha", "proxy_lr"}), "the gradient of proxies scales with alpha"),
+    (frozenset({"gamma", "proxy_lr"}), "the gradient of proxies scales with gamma"),
+)
+
+
+def lint_spaces(
+    spaces: Mapping[str, Space],
+    *,
+    trials: int | None = None,
+    sobol: int | None = None,
+    aliases: Sequence[Sequence[str]] = ALIASES,
+) -> pd.DataFrame:
+    """Warnings about the spaces of a plan with `trials` per loss, `sobol` of them Sobol points.
+
+    Returns `loss`, `knob` (or empty), `rule`, `message`.
+    """
+    rows = []
+    for loss, space in spaces.items():
+        for knob, distribution in space.distributions.items():
+            rows += [(loss, knob, *found) for found in _lint_knob(space, knob, distribution)]
+        for pair, why in COUPLED:
+            if pair <= set(space.searched):
+                names = " and ".join(sorted(pair))
+                message = f"{names} act together: {why}. Read their pair, not their single curves."
+                rows.append((loss, "", "coupled knobs", message))
+        if not space.published:
+            message = "No published point lies in the searched ranges; tuning has no start to beat."
+            rows.append((loss, "", "published out of range", message))
+        rows += [(loss, "", *found) for found in _lint_budget(space, trials, sobol)]
+    for group in aliases:
+        for a, b in combinations([name for name in group if name in spaces], 2):
+            message = f"{a} and {b} are one function: compare them for the noise, do not rank them."
+            rows.append((a, "", "alias", message))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def lint_results(table: TrialTable) -> pd.DataFrame:
+    """Warnings that only trials can give; the same columns."""
+    rows = []
+    for loss in table.spaces:
+        rows += [(loss, *found) for found in _bounds(table, loss)]
+        rows += [(loss, "", *found) for found in _search(table, loss)]
+        rows += [(loss, "", *found) for found in _training(table, loss)]
+    if table.spaces and len(table.trials) and not seed_noise(table).measured:
+        message = "No seed was repeated: differences cannot be told from luck."
+        rows.append(("", "", "no repeats", message))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _lint_knob(space: Space, knob: str, distribution: object) -> list[tuple[str, str]]:
+    out = []
+    if isinstance(distribution, FloatDistribution | IntDistribution):
+        low, high = float(distribution.low), float(distribution.high)
+        if not distribution.log and low > 0 and high / low >= 20:
+            message = (
+                f"{describe(distribution)} spans {np.log10(high / low):.1f} decades on a linear "
+                "scale: nine tenths of the trials fall into the last one. Use a log scale."
+            )
+            out.append(("linear over decades", message))
+        for point in space.published:
+            place = float(to_unit(distribution, [point.values[knob]])[0])
+            edge = 0.02 if isinstance(distribution, FloatDistribution) else -1.0
+            if place <= edge or place >= 1 - edge:
+                message = (
+                    f"The published value {point.values[knob]:g} sits on a bound of the range."
+                )
+                out.append(("published on a bound", message))
+    return out
+
+
+def _lint_budget(space: Space, trials: int | None, sobol: int | None) -> list[tuple[str, str]]:
+    knobs = len(space.searched)
+    out = []
+    if trials is not None and trials < least_trials(knobs):
+        message = f"{trials} trials cannot model {knobs} knobs; {least_trials(knobs)} are needed."
+        out.append(("budget too small", message))
+    if sobol is not None and sobol < 2 * knobs:
+        message = (
+            f"{sobol} Sobol trials for {knobs} knobs: regions that the search avoids will stay "
+            f"unknown; plan {2 * knobs} or more."
+        )
+        out.append(("too few space-filling trials", message))
+    return out
+
+
+def _bounds(table: TrialTable, loss: str, *, edge: float = 0.03) -> list[tuple[str, str, str]]:
+    """The best points crowd at an end of the range: the optimum may lie outside."""
+    trials = searching(table, loss)
+    done = trials[(trials["epochs"] >= full_epochs(table)) & trials["score"].notna()]
+    if len(done) < 8:
+        return []
+    top = done.nlargest(max(len(done) // 10, 3), "score")
+    out = []
+    for knob, distribution in table.spaces[loss].distributions.items():
+        if isinstance(distribution, CategoricalDistribution):
+            continue
+        if isinstance(distribution, IntDistribution):
+            values = top[KNOB + knob].to_numpy(dtype=float)
+            lows, highs = values <= distribution.low, values >= distribution.high
+        else:
+            places = to_unit(distribution, top[KNOB + knob].to_numpy(dtype=float))
+            lows, highs = places <= edge, places >= 1 - edge
+        for side, at in (("lower", lows), ("upper", highs)):
+            if at[0] and at.mean() >= 0.5:
+                message = f"The best trials sit on the {side} bound of {describe(distribution)}."
+                out.append((knob, "optimum on a bound", message))
+    return out
+
+
+def _search(table: TrialTable, loss: str) -> list[tuple[str, str]]:
+    """The best score still rose in the last fifth of the search."""
+    rows = history(table)
+    rows = rows[(rows["loss"] == loss) & rows["best"].notna()]
+    sigma = seed_noise(table).sigma
+    if len(rows) < 15 or not np.isfinite(sigma):
+        return []
+    before = float(rows["best"].iloc[int(0.8 * len(rows)) - 1])
+    gain = float(rows["best"].iloc[-1]) - before
+    if gain <= 2 * sigma:
+        return []
+    message = f"The last fifth of the search still gained {gain:.4f}: extend it."
+    return [("still improving", message)]
+
+
+def _training(table: TrialTable, loss: str) -> list[tuple[str, str]]:
+    out = []
+    trials = searching(table, loss)
+    ended = trials[trials["state"] != "running"]
+    diverged = float((ended["state"] == "diverged").mean()) if len(ended) else 0.0
+    if diverged > 0.25:
+        message = (
+            f"{diverged:.0%} of the trials diverged: see the divergence map, narrow the range."
+        )
+        out.append(("many diverged", message))
+    failed = int((ended["state"] == "failed").sum())
+    if failed:
+        out.append(("failed trials", f"{failed} trials failed for reasons other than the loss."))
+    best, sigma = incumbent(table, loss), seed_noise(table).sigma
+    if best is not None and np.isfinite(sigma) and not table.curves.empty:
+        curve = table.curves[table.curves["trial"] == best["trial"]].sort_values("epoch")["score"]
+        tail = max(len(curve) // 5, 1)
+        if len(curve) >= 5 and float(curve.iloc[-1] - curve.iloc[-1 - tail]) > 2 * sigma:
+            message = "The best trial was still improving at its last epoch: train longer."
+            out.append(("epochs too few", message))
+    return out

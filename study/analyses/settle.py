@@ -1,0 +1,194 @@
+"""Which trials would turn a "cannot tell" into a verdict?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from search_spaces.claims import (
+    BetterLoss,
+    BetterValue,
+    Claim,
+    CostRatio,
+    FasterLoss,
+    GoodValue,
+    HigherMetric,
+    StableRange,
+)
+from search_spaces.scale import from_unit, to_unit
+from search_spaces.space import in_range
+from study.analyses import claims
+from study.analyses.comparison import confirmed_scores
+from study.analyses.loss_model import LossModel
+from study.analyses.noise import seed_noise
+from study.analyses.samples import unit_levels
+from study.analyses.surrogate import Surrogate
+from study.analyses.sweeps import anchor_values
+from study.analyses.tuning import tuned_point
+from study.table import KNOB, TrialTable
+
+POINT_COLUMNS = ("loss", "origin", "anchor", "swept", "seed", "why")
+"""Columns of every frame of points to run, besides one `knob.NAME` per knob."""
+
+
+def settle(
+    table: TrialTable,
+    models: Mapping[str, LossModel],
+    *,
+    only: tuple[str, str] | None = None,
+    most_seeds: int = 10,
+) -> pd.DataFrame:
+    """The trials to run for every open claim (or for `only` = (loss, claim name)).
+
+    Claims about a knob get a sweep from the best point; claims about losses get fresh
+    confirmation seeds of both. Claims that no trial of this study could decide get none.
+
+    Returns `POINT_COLUMNS` and one `knob.NAME` per knob; rows that occur for two claims once.
+    """
+    rows: list[dict[str, Any]] = []
+    for loss, space in table.spaces.items():
+        for claim in space.claims:
+            if only is not None and only != (loss, claim.name):
+                continue
+            judged = claims.judge(table, models, loss, claim)
+            if judged.verdict == "cannot tell":
+                rows += _points(table, models, loss, claim, most_seeds)
+    frame = pd.DataFrame(rows)
+    if frame.empty:
+        return pd.DataFrame(columns=list(POINT_COLUMNS))
+    same = [c for c in frame.columns if c != "why"]
+    return frame.loc[~frame[same].astype(str).duplicated()].reset_index(drop=True)
+
+
+def _points(
+    table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: Claim, most: int
+) -> list[dict[str, Any]]:
+    test = claim.test
+    if isinstance(test, BetterLoss | FasterLoss | CostRatio | HigherMetric):
+        other = claims.host_of(loss) if test.other == "HOST" else test.other
+        if other not in table.spaces:
+            return []
+        seeds = _confirm_seeds(table, loss, other, most)
+        return [r for name in (loss, other) for r in _confirm(table, models, name, seeds, claim)]
+    space = table.spaces[loss]
+    if test.knob not in space.searched:
+        return []
+    base = _best_values(table, models, loss)
+    if base is None:
+        return []
+    distribution = space.distributions[test.knob]
+    wanted: list[Any] = [base[test.knob]]
+    if isinstance(test, BetterValue):
+        for side in (test.better, test.worse):
+            wanted += list(np.linspace(*side, 3)) if isinstance(side, tuple) else [side]
+    elif isinstance(test, GoodValue):
+        wanted.append(test.value)
+    else:
+        levels = unit_levels(distribution, most=9)
+        places = np.linspace(0.0, 1.0, 7) if levels is None else levels
+        if isinstance(test, StableRange):
+            ends = [float(distribution.low), float(distribution.high)]  # type: ignore[attr-defined]
+            low = ends[0] if test.low is None else max(test.low, ends[0])
+            high = ends[1] if test.high is None else min(test.high, ends[1])
+            if low > high:
+                return []
+            places = np.linspace(*to_unit(distribution, [low, high]).tolist(), 5)
+        wanted += [from_unit(distribution, p) for p in places]
+    return [
+        {
+            "loss": loss,
+            "origin": "sweep",
+            "anchor": "incumbent",
+            "swept": test.knob,
+            "seed": seed,
+            "why": f"{loss}: {claim.name}",
+            **{KNOB + k: (v if k == test.knob else base[k]) for k in base},
+        }
+        for v in _distinct(wanted, distribution)
+        for seed in range(_sweep_seeds(models[loss].tolerance, table, loss))
+    ]
+
+
+def _distinct(values: list[Any], distribution: Any) -> list[Any]:
+    """Values that can be drawn, once each, snapped to the knob's steps."""
+    out: list[Any] = []
+    for value in values:
+        if not in_range(distribution, value):
+            continue
+        snapped = from_unit(distribution, float(to_unit(distribution, [value])[0]))
+        close = any(
+            s == snapped or (isinstance(s, float) and math.isclose(s, float(snapped), rel_tol=1e-6))
+            for s in out
+        )
+        if not close:
+            out.append(snapped)
+    return out
+
+
+def _sweep_seeds(tolerance: float, table: TrialTable, loss: str) -> int:
+    """Seeds that bring the standard error of a difference to half the tolerance; 3 to 6."""
+    sigma = seed_noise(table, loss).sigma
+    if not (np.isfinite(sigma) and np.isfinite(tolerance) and tolerance > 0):
+        return 3
+    return int(np.clip(math.ceil(2 * (2 * sigma / tolerance) ** 2), 3, 6))
+
+
+def _confirm_seeds(table: TrialTable, loss: str, other: str, most: int) -> list[int]:
+    """Fresh seeds: as many as the difference seen so far needs at 95 %, three when unknown."""
+    a, b = confirmed_scores(table, loss), confirmed_scores(table, other)
+    sigma = seed_noise(table).sigma
+    needed = 5
+    if len(a) and len(b) and np.isfinite(sigma):
+        gap = max(abs(float(a.mean() - b.mean())), 1e-9)
+        needed = math.ceil(2 * (1.96 * sigma / gap) ** 2) + 2 - min(len(a), len(b))
+    used = [int(s) for s in table.trials.loc[table.trials["split"] == "test", "seed"]]
+    first = max(used, default=999) + 1
+    return list(range(first, first + int(np.clip(needed, 3, most))))
+
+
+def _confirm(
+    table: TrialTable,
+    models: Mapping[str, LossModel],
+    loss: str,
+    seeds: list[int],
+    claim: Claim,
+) -> list[dict[str, Any]]:
+    base = _best_values(table, models, loss)
+    if base is None:
+        return []
+    return [
+        {
+            "loss": loss,
+            "origin": "confirm",
+            "anchor": "",
+            "swept": "",
+            "seed": seed,
+            "why": f"{claim.name}",
+            **{KNOB + k: v for k, v in base.items()},
+        }
+        for seed in seeds
+    ]
+
+
+def _best_values(
+    table: TrialTable, models: Mapping[str, LossModel], loss: str
+) -> dict[str, Any] | None:
+    """The tuned point: confirmed if there is one, else by the model, else the best trial."""
+    tested = table.of(loss)
+    tested = tested[(tested["split"] == "test") & tested["score"].notna()]
+    if len(tested):
+        top = tested.groupby("point")["score"].mean().idxmax()
+        row = tested[tested["point"] == top].iloc[0]
+        return {k: row[KNOB + k] for k in table.knobs(loss)}
+    model = models[loss].surrogate
+    if isinstance(model, Surrogate):
+        unit = tuned_point(model)
+        return {
+            k: from_unit(d, u)
+            for k, d, u in zip(model.samples.knobs, model.samples.distributions, unit, strict=True)
+        }
+    return anchor_values(table, loss, "incumbent")

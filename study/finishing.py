@@ -1,0 +1,183 @@
+"""What a study leaves behind besides its trials: report, galleries, words, all kept in MLflow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from study.display import number
+from study.home import StudyHome
+from study.jobs import Job, Progress
+from study.plan import Plan
+from study.report.build import write_report
+from study.table import TrialTable
+from study.tracking.reader import read_table
+from study.tracking.writer import Tracker
+from study.tuning.ledger import Ledger
+from trainables.gallery import write_gallery
+from trainables.replica import embed
+from trainables.training import Training
+from trainables.workbench import Bench
+
+FLUSH_SECONDS = 60.0
+_PICTURES = (".png", ".svg")
+
+
+def publish(
+    home: StudyHome,
+    plan: Plan,
+    tracker: Tracker,
+    bench: Bench,
+    ledger: Ledger,
+    say: Callable[[str], None],
+) -> bool:
+    """Draw the galleries, make the report from the store and keep both there.
+
+    Returns:
+        Whether the report was made; not when the tracking server is away (then `study report`
+        makes it later).
+    """
+    if bench.dataset.train.kind == "images":
+        say("drawing galleries")
+        for loss in plan.losses:
+            _gallery(home, plan, tracker, bench, ledger, loss)
+    tracker.note(progress_note(plan, ledger.progress()))
+    if not tracker.flush(FLUSH_SECONDS):
+        return False
+    say("making the report")
+    write_report(read_table(home.tracking_uri(plan), plan.name), home.report)
+    keep_report(home, plan, tracker)
+    return True
+
+
+def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
+    """Store the written report with the study, and each loss's figures with the loss."""
+    tracker.artifact(home.report, to="study", folder="report")
+    for figure in sorted((home.report / "figures").glob("*")):
+        for loss in plan.losses:
+            if figure.suffix in _PICTURES and figure.stem.endswith(f"-{loss}"):
+                tracker.artifact(figure, to=loss, folder="figures")
+
+
+def progress_note(plan: Plan, progress: list[Progress]) -> str:
+    """What the study is and how it stands, in words (Markdown)."""
+    ended, planned = sum(p.ended for p in progress), sum(p.planned for p in progress)
+    lines = [
+        f"**{plan.name}**: {', '.join(plan.losses)} on {plan.file.data.name}, objective "
+        f"{plan.file.protocol.objective} on validation classes. {ended} of {planned} trials ended.",
+        "",
+        "| loss | trials | best | of | stopped | diverged | failed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for p in sorted(progress, key=lambda p: -p.best if p.best == p.best else 1.0):
+        counts = f"{p.stopped} | {p.diverged} | {p.failed}"
+        lines.append(
+            f"| {p.loss} | {p.ended}/{p.planned} | {number(p.best)} | {p.best_trial} | {counts} |"
+        )
+    return "\n".join([*lines, "", "The report is among this run's artifacts: report/index.html."])
+
+
+def _gallery(
+    home: StudyHome, plan: Plan, tracker: Tracker, bench: Bench, ledger: Ledger, loss: str
+) -> None:
+    """What the best trial of a loss finds for a few validation queries."""
+    best = ledger.incumbent(loss)
+    if best is None:
+        return
+    trial, values = best
+    path = home.directory / "galleries" / f"{loss}.png"
+    training = best_training(home, plan, bench, trial, loss, dict(values))
+    if training is None:
+        return
+    replica = training.replicas[0]
+    vectors = embed(replica.model, replica.task.score, replica.augment, replica.world)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{trial}: validation queries and what they find"
+    write_gallery(
+        path, replica.task.score, vectors, class_names=bench.dataset.class_names, title=title
+    )
+    tracker.artifact(path, to=trial)
+    tracker.artifact(path, to=loss)
+
+
+def best_training(
+    home: StudyHome, plan: Plan, bench: Bench, trial: str, loss: str, values: dict[str, object]
+) -> Training | None:
+    """A trial restored from its last checkpoint; None when that is gone."""
+    job = Job(trial, loss, 0, "published", values, seed=0)  # type: ignore[arg-type]
+    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=home.checkpoints)
+    training = Training(replace(spec, replicas=plan.file.search.seeds_per_point), bench)
+    return training if training.restore() else None
+
+
+class Refresher:
+    """Makes the report anew while the study runs, in a process of low priority.
+
+    Args:
+        home: Where the report goes.
+        plan: The study.
+        tracker: Keeps it.
+        seconds: Least time between two reports; a slow report waits longer.
+    """
+
+    def __init__(
+        self, home: StudyHome, plan: Plan, tracker: Tracker, *, seconds: float = 180.0
+    ) -> None:
+        self._home, self._plan, self._tracker = home, plan, tracker
+        self._seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = time.monotonic()
+
+    def tick(self, progress: list[Progress]) -> None:
+        """Start a report when it is time; store the one that is ready."""
+        elapsed = time.monotonic() - self._started
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            if code == 0:
+                keep_report(self._home, self._plan, self._tracker)
+            self._process = None
+            self._seconds = max(self._seconds, 20.0 * elapsed)
+        elif elapsed >= self._seconds:
+            self._tracker.note(progress_note(self._plan, progress))
+            self._started = time.monotonic()
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "study.finishing",
+                    self._home.tracking_uri(self._plan),
+                    self._plan.name,
+                    str(self._home.report),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Refresher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End a report that is under way."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _report_quietly(uri: str, name: str, out: str) -> None:
+    import os
+
+    os.nice(19)
+    table: TrialTable = read_table(uri, name)
+    write_report(table, Path(out))
+
+
+if __name__ == "__main__":
+    _report_quietly(*sys.argv[1:4])

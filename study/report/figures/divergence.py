@@ -1,0 +1,89 @@
+"""Where training fails: share of diverged trials along each knob, and over the worst pair."""
+
+from __future__ import annotations
+
+import numpy as np
+from optuna.distributions import CategoricalDistribution
+
+from search_spaces.scale import from_unit
+from study.analyses.divergence import riskiest_pair
+from study.analyses.findings import Findings
+from study.analyses.pairs import near_trials
+from study.analyses.samples import searching
+from study.analyses.surrogate import Surrogate
+from study.report.chart import BAD, QUIET, Axis, Chart, Dots, Heat, Line, Mark, Panel
+from study.report.words import knob_axis, knob_label, places
+from study.table import KNOB
+
+
+def chart(findings: Findings, loss: str) -> Chart | None:
+    """None when nothing diverged."""
+    found, space = findings.losses[loss], findings.table.spaces[loss]
+    if found.divergence.empty:
+        return None
+    panels = []
+    pair = _pair_panel(findings, loss)
+    if pair is not None:
+        panels.append(pair)
+    for knob in findings.table.knobs(loss):
+        rows = found.divergence[found.divergence["knob"] == knob]
+        distribution = space.distributions[knob]
+        if isinstance(distribution, CategoricalDistribution):
+            x = places(distribution, rows["low"])
+        elif getattr(distribution, "log", False):
+            x = [float(np.sqrt(a * b)) for a, b in zip(rows["low"], rows["high"], strict=True)]
+        else:
+            x = [(float(a) + float(b)) / 2 for a, b in zip(rows["low"], rows["high"], strict=True)]
+        texts = [
+            f"{k} of {n} diverged" for k, n in zip(rows["diverged"], rows["trials"], strict=True)
+        ]
+        marks: list[Mark] = [Dots(x, list(rows["rate"]), "trials", BAD, texts=texts, size=6)]
+        if rows["chance"].notna().any():
+            marks.append(Line(x, list(rows["chance"]), "model", QUIET))
+        y = Axis("share diverged", percent=True, limits=(-0.03, 1.03))
+        panels.append(Panel(knob_label(space, knob), knob_axis(space, knob), y, tuple(marks)))
+    return Chart(
+        f"divergence-{loss}",
+        f"Where training fails: {loss}",
+        "Share of trials that ended in NaN or infinity, in equal parts of each range; the map "
+        "shows the two knobs that tell them apart best.",
+        tuple(panels),
+    )
+
+
+def _pair_panel(findings: Findings, loss: str) -> Panel | None:
+    model, space = findings.losses[loss].surrogate, findings.table.spaces[loss]
+    if not isinstance(model, Surrogate) or model.risk is None:
+        return None
+    pair = riskiest_pair(model.samples, model.risk)
+    if pair is None:
+        return None
+    samples = model.samples
+    i, j = (samples.knobs.index(k) for k in pair)
+    grid = np.linspace(0.02, 0.98, 15)
+    first, second = np.meshgrid(grid, grid, indexing="xy")
+    cells = np.stack([first.ravel(), second.ravel()], axis=1)
+    units = np.repeat(np.median(samples.units, axis=0)[None], len(cells), axis=0)
+    units[:, i], units[:, j] = cells[:, 0], cells[:, 1]
+    chance = model.risk(units).mean(axis=0)
+    known = near_trials(samples, (i, j), cells)
+    z = np.where(known, chance, np.nan).reshape(first.shape)
+    a, b = samples.distributions[i], samples.distributions[j]
+    xs = places(a, [from_unit(a, u) for u in grid])
+    ys = places(b, [from_unit(b, u) for u in grid])
+    trials = searching(findings.table, loss)
+    bad = trials[trials["state"] == "diverged"]
+    rows = [[None if np.isnan(v) else float(v) for v in row] for row in z]
+    dots = Dots(
+        places(a, bad[KNOB + pair[0]]),
+        places(b, bad[KNOB + pair[1]]),
+        "diverged",
+        BAD,
+        "cross",
+        size=5,
+        opacity=1.0,
+        texts=list(bad["trial"]),
+    )
+    title = f"{knob_label(space, pair[0])} × {knob_label(space, pair[1])}"
+    marks: tuple[Mark, ...] = (Heat(xs, ys, rows, "chance to diverge"), dots)
+    return Panel(title, knob_axis(space, pair[0]), knob_axis(space, pair[1]), marks)

@@ -1,0 +1,131 @@
+"""What does a trial cost besides its own work? Ours against Tune, Optuna and MLflow as shipped.
+
+python -m tests.benchmarks.bench_platform [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.recording import write_result
+
+EPOCHS = 3
+
+
+def ours(trials: int, *, pause_ms: int, slots: int) -> dict[str, float]:
+    """Wall clock of a study of trivial trials, without Ray's own start."""
+    from study.home import StudyHome
+    from study.plan import build_plan, load_plan, save_plan
+    from study.read_file import parse_study
+    from study.tuning.run import run
+    from tests.benchmarks.trivial import TrivialTrial
+
+    plan = build_plan(
+        parse_study(
+            {
+                "name": "bench",
+                "data": {"name": "glyphs", "classes": 200, "samples": 4, "seed": pause_ms},
+                "losses": ["triplet"],
+                "training": {"epochs": EPOCHS, "batch_size": 16},
+                "search": {"trials": trials, "repeats": 1, "stop_early": False},
+            }
+        )
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        home = StudyHome(Path(folder) / "bench")
+        home.directory.mkdir()
+        save_plan(plan, home.directory)
+        marks: list[float] = []
+        started = time.perf_counter()
+        run(
+            home,
+            load_plan(home.directory),
+            trainable=TrivialTrial,
+            tick=lambda progress, running: marks.append(time.perf_counter()),
+            report=False,
+        )
+        return {"seconds": time.perf_counter() - started, "loop_seconds": marks[-1] - marks[0]}
+
+
+def stock(trials: int, *, pause_ms: int, slots: int, reuse: bool, mlflow: bool) -> dict[str, float]:
+    """The same trials with OptunaSearch and MLflowLoggerCallback."""
+    import optuna
+    from ray import tune
+    from ray.air.integrations.mlflow import MLflowLoggerCallback
+    from ray.tune.search.optuna import OptunaSearch
+
+    from tests.benchmarks.stock_trivial import StockTrivial
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        callbacks: list[Any] = []
+        if mlflow:
+            callbacks.append(
+                MLflowLoggerCallback(
+                    tracking_uri=f"sqlite:///{folder}/mlflow.db", experiment_name="bench"
+                )
+            )
+        tuner = tune.Tuner(
+            tune.with_resources(StockTrivial, {"CPU": 1}),
+            param_space={
+                "margin": tune.uniform(0.0, 1.0),
+                "backbone_lr": tune.loguniform(1e-5, 1e-2),
+                "head_lr": tune.loguniform(1e-5, 1e-1),
+                "pause": pause_ms / 1000,
+                "epochs": EPOCHS,
+            },
+            tune_config=tune.TuneConfig(
+                metric="map_at_r",
+                mode="max",
+                search_alg=OptunaSearch(seed=0),
+                num_samples=trials,
+                max_concurrent_trials=slots,
+                reuse_actors=reuse,
+            ),
+            run_config=tune.RunConfig(
+                name="bench", storage_path=folder, callbacks=callbacks, verbose=0
+            ),
+        )
+        started = time.perf_counter()
+        tuner.fit()
+        return {"seconds": time.perf_counter() - started}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    trials, slots = (12, 2) if quick else (40, 2)
+    os.environ.setdefault("DML_STUDY_CACHE", tempfile.mkdtemp())
+    warnings.simplefilter("ignore")
+    import ray
+
+    ray.init(
+        num_cpus=slots, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
+    rows: dict[str, dict[str, float]] = {}
+    ours(4, pause_ms=0, slots=slots)  # imports, caches and the first worker processes
+    rows["ours"] = ours(trials, pause_ms=0, slots=slots)
+    rows["stock"] = stock(trials, pause_ms=0, slots=slots, reuse=False, mlflow=True)
+    rows["stock, reuse_actors"] = stock(trials, pause_ms=0, slots=slots, reuse=True, mlflow=True)
+    rows["stock, reuse_actors, no MLflow"] = stock(
+        trials, pause_ms=0, slots=slots, reuse=True, mlflow=False
+    )
+    for name, row in rows.items():
+        row["seconds_per_trial"] = row["seconds"] / trials
+        row["ratio_to_ours"] = row["seconds"] / rows["ours"]["seconds"]
+        print(f"{name:<32} {row['seconds_per_trial']:8.3f} s/trial  {row['ratio_to_ours']:6.1f}x")
+    write_result("platform", {"trials": trials, "slots": slots, "rows": rows}, quick=quick)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Do 90 % bands hold the truth 9 times in 10, and 95 % verdicts at their rate?
+
+Few seeds here, many in tests/benchmarks/bench_sensitivity.py: the limits below are what binomial
+noise leaves of the stated rates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search_spaces.claims import Claim, GoodValue, Sensitive, StableRange
+from study.analyses import claims, expected_best, importance, response, stable
+from study.analyses.loss_model import LossModel
+from study.analyses.samples import gather
+from study.analyses.surrogate import Surrogate, fit
+from tests.study.synthetic import Plan, Problem, additive, make_table, unit_space
+
+WEIGHTS = (0.3, 0.15, 0.04)
+TOLERANCE = 0.01
+SEEDS = range(8)
+
+
+def _model(seed: int, *, trials: int = 60) -> Surrogate:
+    problem = Problem(unit_space("a", list("abc")), additive(WEIGHTS), noise=0.006)
+    table = make_table([problem], Plan(trials=trials), seed=seed)
+    model = fit(gather(table, "a"), seed=seed, n_draws=96, n_bootstrap=6)
+    assert isinstance(model, Surrogate)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models() -> list[Surrogate]:
+    return [_model(seed) for seed in SEEDS]
+
+
+def test_bands_of_curves_hold_the_truth(models: list[Surrogate]) -> None:
+    truth = additive(WEIGHTS)
+    inside = []
+    for model in models:
+        others = response.background(model, "whole")
+        for j, knob in enumerate(model.samples.knobs):
+            grid = np.linspace(0.05, 0.95, 7)
+            draws = response.curve_draws(model, knob, grid, others)
+            units = np.repeat(others[None], len(grid), axis=0)
+            units[:, :, j] = grid[:, None]
+            real = truth(units.reshape(-1, 3)).reshape(len(grid), -1).mean(axis=1)
+            low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+            inside.append((real >= low) & (real <= high))
+    rate = float(np.mean(inside))
+    assert 0.8 <= rate <= 1.0, rate
+
+
+def test_bands_of_shares_hold_the_truth(models: list[Surrogate]) -> None:
+    squares = np.array(WEIGHTS) ** 2
+    real = squares / squares.sum()
+    inside = []
+    for model in models:
+        rows = importance.analyse(model).set_index("knob").loc[list("abc")]
+        # A quarter of a point is the error of the integration itself.
+        low, high = rows["first_low"] - 0.0025, rows["first_high"] + 0.0025
+        inside.append((real >= low) & (real <= high))
+    rate = float(np.mean(inside))
+    assert rate >= 0.75, rate
+
+
+def test_stable_ranges_are_safe(models: list[Surrogate]) -> None:
+    """The true cost inside a stated range exceeds the tolerance in at most 1 of 20 (here 2 of 24)."""
+    wrong, stated, found = 0, 0, 0.0
+    for model in models:
+        curves = response.analyse(model, tolerance=TOLERANCE, regions=("good",))
+        for row in stable.analyse(curves, model, tolerance=TOLERANCE).to_dict("records"):
+            weight = WEIGHTS["abc".index(str(row["knob"]))]
+            if row["status"] != "stable":
+                continue
+            stated += 1
+            found += float(row["share"])
+            ends = np.array([row["low"], row["high"]], dtype=float)
+            cost = weight * (ends - 0.7) ** 2 / 0.49
+            wrong += bool((cost > TOLERANCE * 1.05).any())
+    assert stated >= 16, "so careful that it says nothing"
+    assert wrong <= 2, f"{wrong} of {stated} ranges are too wide"
+    assert found / stated > 0.15, "so careful that the ranges are empty"
+
+
+CLAIMS = (
+    (Claim("true-range", "", "", StableRange("a", 0.65, 0.75)), "supported"),
+    (Claim("false-range", "", "", StableRange("a", 0.2, 0.8)), "contradicted"),
+    (Claim("true-value", "", "", GoodValue("b", 0.7)), "supported"),
+    (Claim("false-value", "", "", GoodValue("b", 0.1)), "contradicted"),
+    (Claim("true-sensitive", "", "", Sensitive("a")), "supported"),
+)
+
+
+def test_verdicts_are_right_at_the_stated_rate(models: list[Surrogate]) -> None:
+    table = make_table([Problem(unit_space("a", list("abc")), additive(WEIGHTS))], Plan(trials=6))
+    right, wrong = 0, 0
+    for model in models:
+        known = {"a": LossModel(model, None, TOLERANCE)}
+        for claim, truth in CLAIMS:
+            verdict = claims.judge(table, known, "a", claim).verdict
+            right += verdict == truth
+            wrong += verdict not in (truth, "cannot tell")
+    assert wrong <= 2
+    assert right >= 0.7 * len(models) * len(CLAIMS)
+
+
+def test_borderline_claims_cannot_be_told() -> None:
+    """Few noisy trials, a cost of exactly the tolerance: nobody could tell, so nobody should."""
+    problem = Problem(unit_space("a", list("abc")), additive((0.0, 0.1, 0.0)), noise=0.02)
+    claim = Claim("edge", "", "", GoodValue("b", 0.7 - 0.7 * np.sqrt(0.02 / 0.1)))
+    told = 0
+    for seed in range(4):
+        table = make_table([problem], Plan(trials=24), seed=seed)
+        model = fit(gather(table, "a"), seed=seed, n_draws=64, n_bootstrap=4)
+        assert isinstance(model, Surrogate)
+        verdict = claims.judge(table, {"a": LossModel(model, None, 0.02)}, "a", claim).verdict
+        told += verdict != "cannot tell"
+    assert told <= 1
+
+
+def test_tuning_curve_bands_hold_for_all_n_at_once() -> None:
+    """Scores 1 - u^2 with u uniform: the median best of n is known exactly."""
+    n = np.arange(1, 101)
+    truth = 1 - (1 - 0.5 ** (1 / n)) ** 2
+    held = 0
+    for seed in range(60):
+        scores = 1 - np.random.default_rng(seed).random(40) ** 2
+        rows = expected_best.curve(scores)
+        held += bool(((rows["low"] <= truth) & (truth <= rows["high"])).all())
+    assert held >= 48, held

@@ -1,0 +1,132 @@
+"""Odd and broken pictures: converted with a remark, or refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainables.data.pictures import BadPictureError, Fit, decode
+
+
+def corner_picture() -> Image.Image:
+    """Red on top, blue at the bottom, 60 wide and 40 high."""
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    pixels[:20, :, 0] = 250
+    pixels[20:, :, 2] = 250
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending", "remark"),
+    [
+        ("RGB", "png", ""),
+        ("RGB", "jpg", ""),
+        ("L", "jpg", "grey"),
+        ("L", "png", "grey"),
+        ("CMYK", "jpg", "CMYK"),
+        ("P", "png", "palette"),
+        ("1", "png", "black and white"),
+        ("LA", "png", "grey"),
+        ("RGBA", "png", "RGBA"),
+    ],
+)
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, ending: str, remark: str) -> None:
+    path = tmp_path / f"picture.{ending}"
+    flat = Image.new("RGB", (50, 40), (200, 200, 200))
+    flat.convert(mode).save(path)
+    pixels, said = decode(path, size=16, fit="crop")
+    assert pixels.shape == (16, 16, 3)
+    assert pixels.dtype == np.uint8
+    assert said == remark
+    if mode != "1":  # dithered
+        assert np.abs(pixels.astype(int) - 200).max() <= 8
+
+
+def test_sixteen_bit_keeps_its_range(tmp_path: Path) -> None:
+    values = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    pixels, remark = decode(tmp_path / "deep.png", size=64, fit="crop")
+    assert remark == "16-bit"
+    assert pixels[0, 0, 0] == 0
+    assert pixels[0, -1, 0] == 255
+    assert abs(int(pixels[0, 32, 0]) - 130) <= 2
+
+
+@pytest.mark.parametrize(("orientation", "red_side"), [(1, "top"), (3, "bottom"), (6, "right")])
+def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, red_side: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    corner_picture().save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    pixels, remark = decode(tmp_path / "turned.jpg", size=20, fit="squash")
+    assert remark == ("" if orientation == 1 else "EXIF-rotated")
+    side = {"top": pixels[2, 10], "bottom": pixels[-3, 10], "right": pixels[10, -3]}[red_side]
+    assert side[0] > 200
+    assert side[2] < 60
+
+
+def test_transparent_parts_turn_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (30, 30), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert decode(tmp_path / "clear.png", size=8, fit="crop")[0].min() == 255
+
+
+@pytest.mark.parametrize(
+    ("fit", "corner", "shape"), [("crop", "red", "wide"), ("pad", "black", "wide")]
+)
+def test_fit(tmp_path: Path, fit: Fit, corner: str, shape: str) -> None:
+    corner_picture().save(tmp_path / "p.png")
+    pixels, _ = decode(tmp_path / "p.png", size=30, fit=fit)
+    assert (pixels[0, 0].tolist() == [250, 0, 0]) is (corner == "red")
+    assert (pixels[0, 0].tolist() == [0, 0, 0]) is (corner == "black")
+
+
+def test_large_jpegs_are_decoded_at_reduced_scale_without_visible_loss(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 255, (12, 16, 3), dtype=np.uint8))
+    big = small.resize((1600, 1200), Image.Resampling.BICUBIC)
+    big.save(tmp_path / "big.jpg", quality=95)
+    big.save(tmp_path / "big.png")
+    fast, _ = decode(tmp_path / "big.jpg", size=64, fit="crop")
+    slow, _ = decode(tmp_path / "big.png", size=64, fit="crop")
+    assert np.abs(fast.astype(int) - slow.astype(int)).mean() < 3
+
+
+def broken(folder: Path, kind: str) -> Path:
+    good = folder / "good.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(
+        good
+    )
+    data = good.read_bytes()
+    path = folder / f"{kind}.jpg"
+    content = {
+        "empty": b"",
+        "truncated": data[: len(data) // 2],
+        "noise": bytes(range(256)) * 4,
+        "text": b"<html>404 not found</html>",
+    }
+    if kind in content:
+        path.write_bytes(content[kind])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("empty", "the file is empty"),
+        ("truncated", "truncated"),
+        ("noise", "no known picture format"),
+        ("text", "no known picture format"),
+        ("absent", "there is no such file"),
+    ],
+)
+def test_broken_files_have_a_reason(tmp_path: Path, kind: str, reason: str) -> None:
+    with pytest.raises(BadPictureError, match=reason):
+        decode(broken(tmp_path, kind), size=16, fit="crop")
+
+
+def test_float_pixels_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((9, 9), dtype=np.float32)).save(tmp_path / "f.tiff")
+    with pytest.raises(BadPictureError, match="float pixels"):
+        decode(tmp_path / "f.tiff", size=8, fit="crop")

@@ -1,0 +1,429 @@
+"""Each data set in its official layout, small: halves, counts, and plain words about what lacks."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from trainables.data import DATASETS, Dataset, load_dataset
+
+Paint = Callable[..., Path]
+
+
+def check_halves(dataset: Dataset) -> None:
+    train, test = dataset.train, dataset.test
+    assert not set(train.labels) & set(test.labels)
+    assert train.labels.dtype == test.labels.dtype == np.int64
+    assert len(train.items) == len(train.labels)
+    assert len(test.items) == len(test.labels)
+    assert max(train.labels.max(), test.labels.max()) < len(dataset.class_names)
+    for part in (train, test):
+        if part.kind == "images":
+            # `paint` gives each class a colour: labels and pixels must still belong together.
+            for label in set(part.labels):
+                colours = part.items[part.labels == label].reshape(-1, part.items.shape[-1])
+                assert np.ptp(colours.astype(int), axis=0).max() <= 6
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_registry_tells_what_the_reader_takes(name: str) -> None:
+    info = DATASETS[name]
+    parameters = inspect.signature(info.reader).parameters
+    taken = {k: p for k, p in parameters.items() if k not in ("cache_dir", "progress")}
+    assert set(taken) == set(info.options)
+    for key, parameter in taken.items():
+        default = None if parameter.default is inspect.Parameter.empty else parameter.default
+        assert info.options[key].default == default, key
+        assert info.options[key].doc
+
+
+def cub(root: Path, paint: Paint) -> Path:
+    folder = root / "CUB_200_2011"
+    images, labels, classes = [], [], []
+    number = 0
+    for label in (1, 2, 100, 101, 102, 200):
+        title = f"{label:03d}.Bird_{label}"
+        for i in range(3):
+            number += 1
+            paint(folder / "images" / title / f"{i}.jpg", label)
+            images.append(f"{number} {title}/{i}.jpg")
+            labels.append(f"{number} {label}")
+    classes = [f"{c} {c:03d}.Bird_{c}" for c in range(1, 201)]
+    (folder / "images.txt").write_text("\n".join(images) + "\n")
+    (folder / "image_class_labels.txt").write_text("\n".join(labels) + "\n")
+    (folder / "classes.txt").write_text("\n".join(classes) + "\n")
+    return root
+
+
+def test_cub200(tmp_path: Path, paint: Paint) -> None:
+    root = cub(tmp_path / "data", paint)
+    for path in (root, root / "CUB_200_2011"):
+        dataset = load_dataset("cub200", cache_dir=tmp_path / "cache", path=str(path), size=24)
+        check_halves(dataset)
+        assert set(dataset.train.labels) == {0, 1, 99}
+        assert set(dataset.test.labels) == {100, 101, 199}
+        assert dataset.class_names[99] == "100.Bird_100"
+        assert dataset.train.items.shape == (9, 24, 24, 3)
+        assert dataset.notes == (
+            "cub200: 9 train images, published 5,864: 5,855 missing",
+            "cub200: 9 test images, published 5,924: 5,915 missing",
+        )
+    assert len([p for p in (tmp_path / "cache").iterdir() if p.is_dir()]) == 1
+
+
+def test_published_counts_are_not_remarked(tmp_path: Path, monkeypatch: Any, paint: Paint) -> None:
+    from trainables.data import cub200
+
+    monkeypatch.setattr(cub200, "COUNTS", {"train": 9, "test": 9})
+    root = cub(tmp_path / "data", paint)
+    assert load_dataset("cub200", cache_dir=tmp_path / "c", path=str(root), size=16).notes == ()
+
+
+CAR_CLASSES = [f"Car {i:03d}" for i in range(1, 197)]
+CAR_IDS = (1, 2, 98, 99, 100, 196)
+
+
+def annotated(rows: list[tuple[str, int]], key: str) -> Any:
+    kind = [(key, "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]
+    return np.array([(name, 1, label, 0) for name, label in rows], dtype=kind)
+
+
+def cars_joined(root: Path, paint: Paint) -> None:
+    rows = []
+    for label in CAR_IDS:
+        for i in range(2):
+            rows.append((f"car_ims/{label:03d}_{i}.jpg", label))
+            paint(root / rows[-1][0], label)
+    content = {"annotations": annotated(rows, "relative_im_path"), "class_names": CAR_CLASSES}
+    savemat(root / "cars_annos.mat", content)
+
+
+def cars_split(root: Path, paint: Paint) -> None:
+    (root / "devkit").mkdir(parents=True)
+    for side, file in (
+        ("cars_train", "devkit/cars_train_annos.mat"),
+        ("cars_test", "cars_test_annos_withlabels.mat"),
+    ):
+        rows = [(f"{i:05d}.jpg", label) for i, label in enumerate(CAR_IDS)]
+        for name, label in rows:
+            paint(root / side / name, label)
+        savemat(root / file, {"annotations": annotated(rows, "fname")})
+    savemat(root / "devkit" / "cars_meta.mat", {"class_names": np.array(CAR_CLASSES, dtype="O")})
+
+
+def cars_folders(root: Path, paint: Paint) -> None:
+    # All 196 folders exist; the class number is the place of the name in sorted order.
+    for label, title in enumerate(CAR_CLASSES, start=1):
+        for side in ("train", "test"):
+            (root / "car_data" / side / title).mkdir(parents=True)
+            if label in CAR_IDS:
+                paint(root / "car_data" / side / title / "1.jpg", label)
+
+
+@pytest.mark.parametrize("make", [cars_joined, cars_split, cars_folders])
+def test_cars196_in_three_releases(
+    tmp_path: Path, paint: Paint, make: Callable[[Path, Paint], None]
+) -> None:
+    root = tmp_path / "cars"
+    root.mkdir()
+    make(root, paint)
+    dataset = load_dataset("cars196", cache_dir=tmp_path / "cache", path=str(root), size=16)
+    check_halves(dataset)
+    assert [dataset.class_names[i] for i in sorted(set(dataset.train.labels))] == [
+        "Car 001", "Car 002", "Car 098"
+    ]  # fmt: skip
+    assert [dataset.class_names[i] for i in sorted(set(dataset.test.labels))] == [
+        "Car 099", "Car 100", "Car 196"
+    ]  # fmt: skip
+    assert len(dataset.train) == len(dataset.test) == 6
+    assert "published 8,054" in dataset.notes[0]
+    assert "published 8,131" in dataset.notes[1]
+
+
+def test_cars196_without_test_labels_says_which_file_lacks(tmp_path: Path, paint: Paint) -> None:
+    cars_split(tmp_path, paint)
+    (tmp_path / "cars_test_annos_withlabels.mat").unlink()
+    with pytest.raises(ValueError, match=r"lacks cars_test_annos_withlabels\.mat"):
+        load_dataset("cars196", cache_dir=tmp_path / "c", path=str(tmp_path))
+    (tmp_path / "devkit" / "cars_train_annos.mat").write_bytes(b"no mat file at all")
+    (tmp_path / "cars_test_annos_withlabels.mat").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cannot be read as a \.mat file"):
+        load_dataset("cars196", cache_dir=tmp_path / "c", path=str(tmp_path))
+
+
+def test_sop(tmp_path: Path, paint: Paint) -> None:
+    root = tmp_path / "Stanford_Online_Products"
+    number = 0
+    for file, products in (("Ebay_train.txt", (1, 2, 3)), ("Ebay_test.txt", (11319, 11320))):
+        lines = ["image_id class_id super_class_id path"]
+        for product in products:
+            for i in range(2):
+                number += 1
+                name = f"bicycle_final/{product}_{i}.JPG"
+                paint(root / name, product)
+                lines.append(f"{number} {product} 1 {name}")
+        (root / file).write_text("\n".join(lines) + "\n")
+    dataset = load_dataset("sop", cache_dir=tmp_path / "cache", path=str(tmp_path), size=16)
+    check_halves(dataset)
+    assert (len(dataset.train), len(dataset.test)) == (6, 4)
+    assert dataset.class_names == ("1", "2", "3", "11319", "11320")
+    assert dataset.notes == (
+        "sop: 6 train images, published 59,551: 59,545 missing",
+        "sop: 4 test images, published 60,502: 60,498 missing",
+    )
+
+
+def test_listed_names_stay_inside_the_folder(tmp_path: Path, paint: Paint) -> None:
+    root = cub(tmp_path / "data", paint)
+    listed = root / "CUB_200_2011" / "images.txt"
+    listed.write_text(listed.read_text().replace("001.Bird_1/0.jpg", "../../../secret.jpg"))
+    with pytest.raises(ValueError, match=r"outside the folder: \.\./\.\./"):
+        load_dataset("cub200", cache_dir=tmp_path / "c", path=str(root))
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_inshop(tmp_path: Path, paint: Paint, newer: bool) -> None:
+    pictures = tmp_path / "Img" if newer else tmp_path
+    sides = {1: ["train"] * 3, 2: ["train"] * 2, 3: ["query", "gallery", "gallery"],
+             4: ["gallery", "query"]}  # fmt: skip
+    lines = []
+    for item, roles in sides.items():
+        for i, role in enumerate(roles):
+            name = f"img/WOMEN/Dresses/id_{item:08d}/{i:02d}_1_front.jpg"
+            paint(pictures / name, item)
+            lines.append(f"{name}   id_{item:08d}   {role}")
+    lines.reverse()  # the order of the file must not matter
+    folder = tmp_path / "Eval" if newer else tmp_path
+    folder.mkdir(exist_ok=True)
+    header = f"{len(lines)}\nimage_name item_id evaluation_status\n"
+    (folder / "list_eval_partition.txt").write_text(header + "\n".join(lines) + "\n")
+    dataset = load_dataset("inshop", cache_dir=tmp_path / "cache", path=str(tmp_path), size=16)
+    check_halves(dataset)
+    assert len(dataset.train) == 5
+    assert dataset.train.is_query is None
+    assert dataset.test.is_query is not None
+    assert dataset.test.is_query.sum() == 2
+    assert dataset.notes == (
+        "inshop: 5 train images, published 25,882: 25,877 missing",
+        "inshop: 2 query images, published 14,218: 14,216 missing",
+        "inshop: 3 gallery images, published 12,612: 12,609 missing",
+    )
+
+
+def test_folder_halved_by_class_name(class_folders: Path, tmp_path: Path) -> None:
+    dataset = load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
+    check_halves(dataset)
+    assert dataset.class_names == tuple(f"class{i}" for i in range(8))
+    assert set(dataset.train.labels) == {0, 1, 2, 3}
+    assert dataset.notes == ()
+
+
+def test_folder_with_train_and_test(tmp_path: Path, paint: Paint) -> None:
+    root = tmp_path / "own"
+    for side, labels in (("train", (5, 6)), ("test", (1, 2))):
+        for label in labels:
+            for i in range(2):
+                paint(root / side / f"c{label}" / "deeper" / f"{i}.png", label)
+    dataset = load_dataset("folder", cache_dir=tmp_path / "c", path=str(root), size=16)
+    check_halves(dataset)
+    assert [dataset.class_names[i] for i in sorted(set(dataset.test.labels))] == ["c1", "c2"]
+    paint(root / "test" / "c5" / "x.png", 5)
+    with pytest.raises(ValueError, match="must share no class, but both have 'c5'"):
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(root), size=16)
+
+
+def spoil(root: Path) -> None:
+    (root / "class1" / "empty.jpg").write_bytes(b"")
+    data = (root / "class1" / "0.jpg").read_bytes()
+    (root / "class6" / "cut.jpg").write_bytes(data[: len(data) // 2])
+    Image.new("L", (40, 40), 90).save(root / "class2" / "grey.jpg")
+
+
+def test_bad_pictures_are_refused_with_their_paths(class_folders: Path, tmp_path: Path) -> None:
+    spoil(class_folders)
+    with pytest.raises(ValueError, match="2 of 27 pictures cannot be read") as caught:
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
+    message = str(caught.value)
+    assert "class1/empty.jpg: the file is empty" in message
+    assert "class6/cut.jpg: " in message
+    assert "on_bad_image: skip" in message
+    assert "\n" not in message
+
+
+def test_bad_pictures_are_skipped_and_reported(class_folders: Path, tmp_path: Path) -> None:
+    spoil(class_folders)
+    dataset = load_dataset(
+        "folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16, on_bad_image="skip"
+    )
+    assert (len(dataset.train), len(dataset.test)) == (13, 12)
+    assert (np.bincount(dataset.train.labels) == [3, 3, 4, 3]).all()
+    skipped, converted = dataset.notes
+    assert "left out: 2 of 27 pictures" in skipped
+    assert "class1/empty.jpg" in skipped
+    assert converted == "folder: 1 grey picture(s) converted to 8-bit RGB (class2/grey.jpg)"
+
+
+def test_a_replaced_picture_is_seen(class_folders: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "cache_dir": tmp_path / "c", "path": str(class_folders), "size": 16
+    }  # fmt: skip
+    before = load_dataset("folder", **options)
+    Image.new("RGB", (40, 32), "white").save(class_folders / "class0" / "0.jpg")
+    after = load_dataset("folder", **options)
+    assert after.fingerprint != before.fingerprint
+    assert after.train.items[0].min() == 255
+
+
+def test_a_copy_elsewhere_has_the_same_fingerprint(class_folders: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(class_folders, tmp_path / "copy")
+    prints = {
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(p), size=16).fingerprint
+        for p in (class_folders, tmp_path / "copy")
+    }
+    assert len(prints) == 1
+
+
+def test_arrays_of_images(tmp_path: Path) -> None:
+    labels = np.repeat([70, 3, 2**40, 5], 3)
+    images = np.arange(12, dtype=np.uint8)[:, None, None] * np.ones((1, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    dataset = load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"))
+    assert dataset.class_names == ("3", "5", "70", str(2**40))
+    assert dataset.train.items.shape == (6, 6, 6, 1)
+    assert dataset.train.items[:, 0, 0, 0].tolist() == [3, 4, 5, 9, 10, 11]
+    assert dataset.test.items[:, 0, 0, 0].tolist() == [0, 1, 2, 6, 7, 8]
+    np.save(tmp_path / "i.npy", images[..., None])
+    np.save(tmp_path / "l.npy", labels)
+    same = load_dataset(
+        "arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "i.npy"),
+        labels=str(tmp_path / "l.npy"),
+    )  # fmt: skip
+    assert np.array_equal(same.test.items, dataset.test.items)
+
+
+def test_arrays_of_features_with_scale_split_and_queries(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(4), 4)
+    features = np.arange(32, dtype=np.uint8).reshape(16, 2)
+    np.savez(
+        tmp_path / "f.npz", features=features, scale=np.array([0.5, 2.0]), labels=labels,
+        class_split=np.array([1, 0, 1, 0]), class_names=np.array(list("abcd")),
+        photo=np.tile([0, 1, 2, 2], 4),
+    )  # fmt: skip
+    dataset = load_dataset(
+        "arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "f.npz"), query="photo=2"
+    )
+    assert set(dataset.train.labels) == {1, 3}
+    assert dataset.train.items.dtype == np.float32
+    assert dataset.train.items[0].tolist() == [8 * 0.5, 9 * 2.0]
+    assert dataset.test.is_query is not None
+    assert dataset.test.is_query.tolist() == [False, False, True, True] * 2
+    assert dataset.train.is_query is not None
+    assert dataset.class_names == ("a", "b", "c", "d")
+
+
+def test_arrays_of_encoded_pictures(tmp_path: Path) -> None:
+    blobs, labels = [], []
+    for label in range(4):
+        for _ in range(2):
+            handle = io.BytesIO()
+            Image.new("RGB", (20, 20), (label * 60, 0, 0)).save(handle, "WEBP", lossless=True)
+            blobs.append(handle.getvalue())
+            labels.append(label)
+    blobs[3] = blobs[3][:20]
+    offsets = np.cumsum([0, *map(len, blobs)])
+    np.savez(
+        tmp_path / "w.npz", webp=np.frombuffer(b"".join(blobs), np.uint8), offsets=offsets,
+        labels=np.array(labels),
+    )  # fmt: skip
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(tmp_path / "w.npz")}
+    with pytest.raises(ValueError, match=r"1 of 8 pictures cannot be read \(item 3: "):
+        load_dataset("arrays", **options)
+    dataset = load_dataset("arrays", on_bad_image="skip", **options)
+    assert dataset.train.items[:, 0, 0, 0].tolist() == [0, 0, 60]
+    assert dataset.test.items[:, 0, 0, 0].tolist() == [120, 120, 180, 180]
+    assert dataset.test.items.shape == (4, 20, 20, 3)
+
+
+GOOD = {"images": np.zeros((8, 4, 4), np.uint8), "labels": np.repeat(np.arange(4), 2)}
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"labels": None}, {}, "has no `labels`"),
+        ({"labels": np.arange(3)}, {}, "labels must be 8 integers"),
+        ({"labels": np.zeros(8)}, {}, "labels must be 8 integers, got float64"),
+        ({"labels": np.array([0, 0, 0, 1, 2, 2, 3, 3])}, {}, "at least 2 items, but class 1 has 1"),
+        ({"images": np.zeros((8, 4, 4), np.float32)}, {}, "images must be uint8"),
+        ({"images": None}, {}, "must hold one of images, features"),
+        ({"features": np.zeros((8, 2))}, {}, "must hold one of"),
+        ({"class_split": np.zeros(3)}, {}, "`class_split` must have 4 values"),
+        ({"class_split": np.zeros(4)}, {}, "the test half needs at least 2 classes"),
+        ({"split": np.tile([0, 1], 4)}, {}, "train and test must share no class"),
+        ({}, {"query": "nothing=1"}, "query must be KEY=VALUE"),
+        ({}, {"query": "labels=99"}, "makes 0 of 8 items"),
+        ({"images": None, "features": np.full((8, 2), np.nan)}, {}, "features must be finite"),
+    ],
+)
+def test_wrong_arrays_are_refused(
+    tmp_path: Path, change: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    content = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
+    np.savez(tmp_path / "a.npz", **content)
+    with pytest.raises(ValueError, match=message):
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"), **options)
+
+
+def test_pickles_in_arrays_are_not_loaded(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.array([print], dtype=object), labels=np.zeros(1, int))
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cub2000", {}, "unknown data set 'cub2000'; did you mean 'cub200'"),
+        ("glyphs", {"clases": 3}, "unknown option of data set 'glyphs': 'clases'; did you mean"),
+        ("glyphs", {"classes": 9999}, "`4 <= classes <= 427` must hold, got 9999"),
+        ("glyphs", {"classes": "many"}, "option 'classes' must be int, got 'many'"),
+        ("glyphs", {"samples": True}, "option 'samples' must be int, got True"),
+        ("glyphs", {"samples": 1}, "`samples >= 2` must hold"),
+        ("cub200", {}, "data set 'cub200' needs the option 'path'"),
+        ("cub200", {"path": "/nowhere/at/all"}, "the folder /nowhere/at/all does not exist"),
+        ("cub200", {"path": "."}, "must hold images.txt, but it does not"),
+        ("cars196", {"path": "."}, "must hold cars_annos.mat"),
+        ("sop", {"path": "."}, "must hold Ebay_train.txt"),
+        ("inshop", {"path": "."}, "must hold list_eval_partition.txt or Eval/"),
+        ("folder", {"path": "."}, "there are no pictures in"),
+        ("folder", {"path": ".", "split": "class"}, "did you mean 'classes'"),
+        ("folder", {"path": ".", "on_bad_image": "ignore"}, "on_bad_image"),
+        ("folder", {"path": ".", "fit": "stretch"}, "fit of data set"),
+        ("arrays", {"path": "nothing.npz"}, "the file nothing.npz does not exist"),
+    ],
+)
+def test_wrong_requests_are_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: Any, message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ValueError, match=message) as caught:
+        load_dataset(name, cache_dir=tmp_path / "c", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_with_one_picture_is_refused(class_folders: Path, tmp_path: Path) -> None:
+    for i in (1, 2):
+        (class_folders / "class3" / f"{i}.jpg").unlink()
+    with pytest.raises(ValueError, match=r"at least 2 pictures, but .*class3 has 1"):
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders))

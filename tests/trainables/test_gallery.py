@@ -1,0 +1,78 @@
+"""The gallery shows what the ranking says: hits green, misses red with a cross."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageColor
+
+from trainables.data.dataset import Part
+from trainables.gallery import HIT, MISS, QUERY, write_gallery
+
+
+def part(is_query: bool = False) -> tuple[Part, np.ndarray]:
+    labels = np.repeat(np.arange(4), 3)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (12, 10, 10, 3), dtype=np.uint8)
+    embeddings = np.eye(4)[labels] + 0.01 * rng.normal(size=(12, 4))
+    queries = np.tile([True, False, False], 4) if is_query else None
+    return Part(images, labels, queries), embeddings
+
+
+def frames(path: Path, n_rows: int, n_columns: int) -> list[list[str]]:
+    """Which colour each tile's frame has, read from the picture."""
+    colours = {ImageColor.getrgb(c): n for c, n in ((QUERY, "query"), (HIT, "hit"), (MISS, "miss"))}
+    pixels = np.asarray(Image.open(path))
+    step, line = 72 + 6 + 6, 16
+    return [
+        [
+            colours[tuple(pixels[8 + row * (step + line), 8 + column * step + 14 * (column > 0)])]
+            for column in range(n_columns)
+        ]
+        for row in range(n_rows)
+    ]
+
+
+def test_hits_then_misses(tmp_path: Path) -> None:
+    images, embeddings = part()
+    path = write_gallery(tmp_path / "a" / "g.png", images, embeddings, n_queries=5, n_neighbours=4)
+    assert frames(path, 5, 5) == [["query", "hit", "hit", "miss", "miss"]] * 5
+
+
+def test_query_and_gallery(tmp_path: Path) -> None:
+    images, embeddings = part(is_query=True)
+    path = write_gallery(tmp_path / "g.png", images, embeddings, n_queries=9, n_neighbours=99)
+    # Four queries, eight gallery items: two hits each, and no other query among the neighbours.
+    assert frames(path, 4, 9) == [["query", "hit", "hit", *["miss"] * 6]] * 4
+
+
+def test_same_seed_same_picture(tmp_path: Path) -> None:
+    images, embeddings = part()
+    files = [
+        write_gallery(tmp_path / f"{i}.png", images, embeddings, n_queries=3, seed=seed)
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
+
+
+def test_grey_images_names_and_title(tmp_path: Path) -> None:
+    images, embeddings = part()
+    grey = Part(images.items[..., :1], images.labels)
+    path = write_gallery(
+        tmp_path / "g.png", grey, embeddings, class_names=["Ж", "β", "a long name of a class", "d"],
+        title="proxy_anchor <b>&</b>",
+    )  # fmt: skip
+    assert Image.open(path).size[0] > 300
+
+
+def test_wrong_requests(tmp_path: Path) -> None:
+    images, embeddings = part()
+    features = Part(embeddings.astype(np.float32), images.labels)
+    with pytest.raises(ValueError, match="needs images"):
+        write_gallery(tmp_path / "g.png", features, embeddings)
+    with pytest.raises(ValueError, match="12 embeddings are needed, got 3"):
+        write_gallery(tmp_path / "g.png", images, embeddings[:3])
+    with pytest.raises(ValueError, match="no query has another item"):
+        write_gallery(tmp_path / "g.png", Part(images.items, np.arange(12)), embeddings)
