@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from study.tracking.local import relocate
 from study.tracking.writer import Tracker
 from study.tuning.desk import Desk
 from study.tuning.ledger import Ledger
+from study.tuning.placement import placement, slots
 from study.tuning.record import Record
 from study.tuning.telling import TrackingListener
 
@@ -105,7 +105,7 @@ def run(
                     TrackingListener(tracker, plan, _tags(data)),
                     cache_dir=cache_dir(),
                     checkpoint_dir=home.checkpoints,
-                    slots=_slots(plan),
+                    slots=slots(plan.file.resources),
                 )
                 if not ledger.is_finished():
                     with Refresher(home, plan, tracker) as refresher:
@@ -128,7 +128,7 @@ def _tune(
 
     with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
         tuner = tune.Tuner(
-            tune.with_resources(trainable or StudyTrial, _placement(plan)),
+            tune.with_resources(trainable or StudyTrial, placement(plan.file.resources)),
             tune_config=tune.TuneConfig(
                 search_alg=DeskSearcher(desk),
                 scheduler=DeskScheduler(desk),
@@ -161,36 +161,6 @@ def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[],
             tick(progress, desk.ledger.running)
 
     return show
-
-
-def _placement(plan: Plan) -> Any:
-    from ray.tune import PlacementGroupFactory
-
-    resources = plan.file.resources
-    bundle: dict[str, float] = {"CPU": resources.cpus_per_trial}
-    if resources.gpus_per_trial:
-        bundle["GPU"] = resources.gpus_per_trial
-    return PlacementGroupFactory([bundle])
-
-
-def _slots(plan: Plan) -> Callable[[], int]:
-    """How many trials the cluster can run at once, asked anew every few seconds."""
-    import ray
-
-    resources = plan.file.resources
-    state = {"slots": 1, "until": 0.0}
-
-    def slots() -> int:
-        if time.monotonic() >= state["until"]:
-            total = ray.cluster_resources()
-            fits = [math.floor(total.get("CPU", 0.0) / resources.cpus_per_trial + 1e-9)]
-            if resources.gpus_per_trial:
-                fits.append(math.floor(total.get("GPU", 0.0) / resources.gpus_per_trial + 1e-9))
-            state["slots"] = max(1, min(fits))
-            state["until"] = time.monotonic() + 5.0
-        return min(int(state["slots"]), resources.max_concurrent or 10**6)
-
-    return slots
 
 
 @contextlib.contextmanager
