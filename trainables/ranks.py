@@ -37,10 +37,11 @@ class RankGroup:
     Args:
         resources: `ranks_per_trial`, `nodes_per_trial`, and `cpus_per_trial` and
             `gpus_per_trial`, of which each rank has an equal part.
+        rank_class: What runs in each rank's process.
     """
 
-    def __init__(self, resources: Mapping[str, Any]) -> None:
-        self._resources = resources
+    def __init__(self, resources: Mapping[str, Any], rank_class: type[Any] | None = None) -> None:
+        self._resources, self._rank_class = resources, rank_class or Rank
         self._actors: list[Any] = []
         self._spec: TrialSpec | None = None
         self._started = False
@@ -80,7 +81,7 @@ class RankGroup:
             raise RuntimeError("ranks need a trial with a placement group, but there is none.")
         ranks = int(self._resources["ranks_per_trial"])
         per_bundle = ranks // int(self._resources.get("nodes_per_trial", 1))
-        rank_class = ray.remote(Rank)
+        rank_class = ray.remote(self._rank_class)
         self._actors = [
             rank_class.options(
                 num_cpus=float(self._resources.get("cpus_per_trial", 0)) / ranks,
