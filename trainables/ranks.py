@@ -137,7 +137,7 @@ class Rank:
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None
         self._worker: Worker | None = None
 
     def meeting_point(self) -> tuple[str, int]:
@@ -145,7 +145,7 @@ class Rank:
         address = str(get_node_ip_address())
         with socket.create_server((address, 0)) as server:
             port = int(server.getsockname()[1])
-            self._store = dist.TCPStore(
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
                 address,
                 port,
                 is_master=True,
@@ -164,7 +164,9 @@ class Rank:
         if interface:  # a host name may resolve to an address that other nodes cannot reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        store = self._store if self._rank == 0 else dist.TCPStore(address, port)
+        store = self._store
+        if self._rank > 0:
+            store = dist.TCPStore(address, port)  # type: ignore[attr-defined]
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,

@@ -1,4 +1,4 @@
-"""Trials of several ranks on a real cluster: they end, they survive, and they leave nothing behind."""
+"""Trials of several ranks on a real cluster: they end, survive, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from search_spaces import get_space
 from trainables.data.dataset import Dataset, Part
-from trainables.losses import LOSSES, loss_knobs
+from trainables.losses import LOSSES, build_loss, loss_knobs
 from trainables.replica import Replica, Task
 from trainables.settings import Settings, TrialSpec
 from trainables.training import Training
 from trainables.workbench import Bench
-from trainables.world import World
+from trainables.world import World, gather_rows, share
 
 N_CLASSES, PER_CLASS, SIDE = 11, 4, 8
 NAMES = [
@@ -42,7 +42,8 @@ def bench(kind: str = "images", n_classes: int = N_CLASSES) -> Bench:
         pixels = ((base + noise) % 256).astype(np.uint8)
         if kind == "images":
             return Part(pixels, labels)
-        return Part(pixels.reshape(len(labels), -1).astype(np.float32) / 128 - 1, labels)
+        features = pixels.reshape(len(labels), -1) / 128 - 1
+        return Part(features.astype(np.float32), labels)
 
     names = tuple(str(i) for i in range(2 * n_classes))
     data = Dataset("noise", part(0, n_classes), part(n_classes, n_classes), names, "x")
@@ -152,3 +153,82 @@ def train_and_save(world: World, trial: TrialSpec, folder: str, epochs: int) -> 
         training.run_epoch()
     training.save()
     return {**training.last_result, "weights": whole_weights(training.replicas[0])}
+
+
+def resaved(world: World, trial: TrialSpec, folder: str) -> None:
+    """A trial that loads its checkpoint and saves it again."""
+    training = Training(replace(trial, checkpoint_dir=folder), bench(trial.dataset["kind"]), world)
+    assert training.restore()
+    training.save()
+
+
+def gradients_of_wrapper(world: World, seed: int) -> tuple[State, State]:
+    """Proxy-Anchor's gradients by the library's distributed wrapper, and by ours.
+
+    A linear encoder; the wrapper is used as its documentation says, with the encoder's gradients
+    averaged over ranks, as DistributedDataParallel does.
+    """
+    from pytorch_metric_learning import losses
+    from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+
+    weight, proxies, items, labels = wrapper_data(seed)
+    own = share(len(items), world.rank, world.size)
+    encoder = weight.clone().requires_grad_()
+    theirs = losses.ProxyAnchorLoss(4, 3, margin=0.1, alpha=32)
+    theirs.proxies = torch.nn.Parameter(proxies.clone())
+    DistributedLossWrapper(theirs)(items[own] @ encoder, labels[own]).backward()
+    assert encoder.grad is not None
+    assert theirs.proxies.grad is not None
+    world.sum_(encoder.grad)
+    library = {"encoder": encoder.grad / world.size, "proxies": theirs.proxies.grad}
+    return library, gradients_of_ours(world, seed)
+
+
+def gradients_of_ours(world: World, seed: int) -> State:
+    """Proxy-Anchor's gradients, this project's way."""
+    weight, proxies, items, labels = wrapper_data(seed)
+    own = share(len(items), world.rank, world.size)
+    encoder = weight.clone().requires_grad_()
+    loss = build_loss("proxy_anchor", n_classes=4, dim=3, alpha=32, delta=0.1).double()
+    loss.load_state_dict({"proxies": proxies})
+    loss(gather_rows(world, items[own] @ encoder, len(items)), labels).backward()
+    gradient = loss.get_parameter("proxies").grad
+    assert encoder.grad is not None
+    assert gradient is not None
+    world.sum_(encoder.grad)
+    return {"encoder": encoder.grad, "proxies": gradient}
+
+
+def wrapper_data(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight, proxies, items = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((5, 3), (4, 3), (12, 5))
+    )
+    return weight, proxies, items, torch.arange(12) % 4
+
+
+def many_classes(world: World, name: str, n_classes: int, dim: int) -> dict[str, float]:
+    """Two optimiser steps of a sharded loss; MiB held at most, beyond those held before."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the old peak
+    before = _peak_mib()
+    knobs: dict[str, Any] = dict(spec(name).loss_knobs)
+    loss = build_loss(name, n_classes=n_classes, dim=dim, shards=world, keep_mib=8, **knobs)
+    optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(n_classes, (32,), generator=generator)
+    vectors = torch.randn(32, dim, generator=generator)
+    values = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        value = loss(vectors, labels)
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    rows = len(loss.get_parameter("proxies"))
+    return {"first": values[0], "last": values[1], "mib": _peak_mib() - before, "rows": rows}
+
+
+def _peak_mib() -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

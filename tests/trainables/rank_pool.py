@@ -65,7 +65,7 @@ def _serve(rank: int, store: str, pipe: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(store, SIZE),
+        store=dist.FileStore(store, SIZE),  # type: ignore[attr-defined]
         rank=rank,
         world_size=SIZE,
         timeout=timedelta(seconds=90),

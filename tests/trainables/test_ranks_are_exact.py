@@ -76,3 +76,44 @@ def test_the_table(rows: list[str], tmp_path: Path) -> None:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     print(f"\n{path}", *rows, sep="\n")
     assert len(rows) == 1 + 2 * sum(len(names(way)) for way in KINDS)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize(
+    ("size", "batch"),
+    [
+        (4, [0, 1, 4, 5, 8]),  # one rank has two samples, the others one
+        (4, [0, 1, 9]),  # a rank has none
+        (2, [0, 1, 2, 3, 40, 41, 42, 43]),  # each class on one rank only
+        (3, [4, 5, 6, 7]),  # one class in all
+    ],
+    ids=["uneven", "empty", "apart", "one class"],
+)
+def test_uneven_and_empty_shares(
+    size: int, batch: list[int], shard: bool, rank_pool: RankPool
+) -> None:
+    for name in ("soft_triple+synthesis", "proxy_anchor", "multi_similarity"):
+        value, gradients = cases.batch_of(ALONE, cases.spec(name), batch)
+        results = rank_pool.run(size, cases.batch_of, cases.spec(name, shard=shard), batch)
+        for ours, theirs in results:
+            assert ours == pytest.approx(value, rel=1e-11), name
+            assert worst(theirs, gradients) < 1e-9, name
+
+
+def test_the_common_wrapper_is_wrong_where_ours_is_right(rank_pool: RankPool) -> None:
+    """pytorch-metric-learning's wrapper makes proxy gradients world-size times too large."""
+    pytest.importorskip("pytorch_metric_learning")
+    reference = cases.gradients_of_ours(ALONE, 2)
+    size = 4
+    ratios = {"library": cases.State(), "ours": cases.State()}
+    for library, ours in rank_pool.run(size, cases.gradients_of_wrapper, 2):
+        for key, value in reference.items():
+            ratios["library"][key] = (library[key] / value).flatten().median()
+            ratios["ours"][key] = (ours[key] / value).flatten().median()
+            assert ratios["ours"][key] == pytest.approx(1, rel=1e-12)
+            assert worst({key: ours[key]}, {key: value}) < 1e-12
+        assert ratios["library"]["encoder"] == pytest.approx(1, rel=1e-9)
+        assert ratios["library"]["proxies"] == pytest.approx(size, rel=1e-9)
+    print("\ngradient over that of one process, Proxy-Anchor, 4 ranks:")
+    for who, found in ratios.items():
+        print(f"{who:>8}: encoder {found['encoder']:.3f}, proxies {found['proxies']:.3f}")
