@@ -19,12 +19,18 @@ COMMANDS: dict[str, str] = {
     "status": "How far a study is.",
     "sweep": "Paper-style one-at-a-time curves of a knob.",
     "confirm": "Best and published points on the test classes, once.",
-    "report": "Make the sensitivity report.",
+    "refine": "Which trials would narrow the answer most; runs them.",
+    "claims": "What the papers say, and whether it holds here.",
+    "report": "Make the sensitivity report; of several studies a comparison.",
     "ui": "Open MLflow's UI on a study.",
+    "import": "Make a study of trials run elsewhere.",
     "losses": "List the losses with their knobs and papers.",
     "datasets": "List the data sets and their options.",
     "doctor": "Check that this machine can run studies.",
 }
+
+FILES = {"import": "import_trials"}
+"""Commands whose name cannot be a module's."""
 
 
 class LazyCommands(click.Group):
@@ -38,7 +44,7 @@ class LazyCommands(click.Group):
         """The command of this name; its module is imported here."""
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"study.commands.{name}")
+        module = importlib.import_module(f"study.commands.{FILES.get(name, name)}")
         command: click.Command = module.command
         return command
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,45 @@ from study.display import number
 
 if TYPE_CHECKING:
     from study.table import TrialTable
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where a study's trials are kept, and where its report goes unless told otherwise."""
+
+    name: str
+    uri: str
+    report: Path
+
+
+def find_store(name: str, tracking_uri: str | None, root: Path | None) -> Store:
+    """The store of a study: as named, as its plan says, or the one in its directory.
+
+    A directory without a plan but with a store is a study that was imported.
+    """
+    from study.home import StudyHome, find_study, studies_root
+    from study.plan import PLAN_FILE, load_plan
+    from study.tracking.local import default_uri
+
+    if tracking_uri:
+        return Store(name, tracking_uri, Path(f"{name}-report"))
+    imported = StudyHome(studies_root(root) / name)
+    if (imported.directory / "mlflow.db").exists() and not (
+        imported.directory / PLAN_FILE
+    ).exists():
+        return Store(name, default_uri(imported.directory), imported.report)
+    home = find_study(name, root)
+    plan = load_plan(home.directory)
+    return Store(plan.name, home.tracking_uri(plan), home.report)
+
+
+def compare(stores: Sequence[Store], out: Path) -> None:
+    """Write a comparison of studies: which stable ranges hold in all."""
+    from study.report.compare import compare_reports
+    from study.tracking.reader import read_table
+
+    paths = compare_reports([read_table(s.uri, s.name) for s in stores], out)
+    click.echo(f"comparison: {paths.index}")
 
 
 def make_report(uri: str, name: str, out: Path) -> None:

@@ -7,14 +7,17 @@ each once, however often it is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from optuna.distributions import CategoricalDistribution
+import pandas as pd
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from search_spaces.scale import from_unit
 from search_spaces.space import Value
 from study.errors import StudyError, nearest
 from study.jobs import Job
 from study.plan import Plan
+from study.table import KNOB
 from trainables.seeding import derive
 
 Points = Mapping[str, Mapping[str, Value]]
@@ -120,3 +123,34 @@ def _job(
         anchor=anchor,
         swept=swept,
     )
+
+
+def jobs_from_points(plan: Plan, points: pd.DataFrame, *, reason: str) -> list[Job]:
+    """Points that an analysis asks for, as jobs.
+
+    Args:
+        plan: The study.
+        points: Columns `loss`, `origin`, `anchor`, `swept`, `seed` and one `knob.NAME` per knob.
+        reason: Anchor of points that have none (`refine`, `claim`), so that they can be told apart.
+
+    The search's own counts stay as they are: a point that an analysis wants is no Sobol point and
+    none of the sampler's, whatever it would narrow.
+    """
+    jobs = []
+    for row in points.to_dict("records"):
+        loss = str(row["loss"])
+        distributions = plan.spaces[loss].distributions
+        values = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
+        origin = "confirm" if row["origin"] == "confirm" else "sweep"
+        anchor = str(row["anchor"] or reason)
+        index = int(row["seed"])
+        swept = str(row["swept"] or "")
+        jobs.append(_job(plan, loss, values, origin, index, anchor=anchor, swept=swept))
+    return jobs
+
+
+def plain_value(distribution: BaseDistribution, value: Any) -> Value:
+    """A table's cell as the plain value that its distribution draws."""
+    if isinstance(distribution, CategoricalDistribution):
+        return next(c for c in distribution.choices if c == value)  # type: ignore[return-value]
+    return int(value) if isinstance(distribution, IntDistribution) else float(value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import pandas as pd
 import yaml
 
 from search_spaces.space import Value
@@ -62,6 +64,28 @@ def execute(
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def run_points(
+    name: str, root: Path | None, points: pd.DataFrame, *, reason: str, address: str | None
+) -> int:
+    """Run the points that an analysis asks for.
+
+    Raises:
+        StudyError: The study was imported, so nothing says how to run its trials.
+    """
+    from study.home import find_study, studies_root
+    from study.plan import PLAN_FILE, load_plan
+    from study.requests import jobs_from_points
+
+    if (studies_root(root) / name).is_dir() and not (
+        studies_root(root) / name / PLAN_FILE
+    ).exists():
+        raise StudyError(f"{name} was imported: run these trials where its others ran")
+    home = find_study(name, root)
+    plan = load_plan(home.directory)
+    jobs = jobs_from_points(plan, points, reason=reason)
+    return execute(home, plan, requests=jobs, search=False, address=address)
 
 
 def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:

@@ -182,7 +182,9 @@ def _create(name: str, **settings: Any) -> nn.Module:
             if "img_size" in str(error):
                 raise
             model = timm.create_model(name, **settings)  # a few cannot go without their pooling
-    except RuntimeError as error:  # an unknown tag, or weights that cannot be fetched
+    except TypeError:
+        raise
+    except Exception as error:  # an unknown tag, or the hub's many errors
         raise ValueError(f"timm cannot build {name!r}: {_first_line(error)}") from error
     return cast(nn.Module, model)
 

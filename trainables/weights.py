@@ -82,7 +82,7 @@ def load_weights(model: nn.Module, path: Path) -> WeightReport:
     """Load what fits by name and shape, also below a common prefix, and say what did not.
 
     Raises:
-        ValueError: When the file cannot be read or not one weight fits.
+        ValueError: When the file cannot be read or fits less than half of the model.
     """
     own = model.state_dict()
     given = _without_prefix(read_state_dict(path), set(own))
@@ -98,10 +98,10 @@ def load_weights(model: nn.Module, path: Path) -> WeightReport:
             fitting[name] = value
         else:
             mismatched.append(f"{name} {tuple(value.shape)} for {tuple(target)}")
-    if not fitting:
+    if 2 * len(fitting) < len(own):
         raise ValueError(
-            f"no weight of {path} fits the model; the file has {', '.join(list(given)[:3])}, ... "
-            f"and the model {', '.join(list(own)[:3])}, ..."
+            f"only {len(fitting)} of the model's {len(own)} weights are in {path}: the file has "
+            f"{', '.join(list(given)[:3])}, ... and the model {', '.join(list(own)[:3])}, ..."
         )
     model.load_state_dict(fitting, strict=False)
     unexpected = [name for name in given if name not in own]

@@ -15,15 +15,13 @@ import pandas as pd
 from scipy.stats import t as student
 from scipy.stats import ttest_ind, ttest_rel
 
+from search_spaces.aliases import aliases as same_function
 from study.analyses.leaderboard import incumbent, published_trials
 from study.analyses.noise import seed_noise
 from study.analyses.samples import Array, full_epochs, searching
 from study.analyses.surrogate import Refusal, Surrogate
 from study.analyses.tuning import tuned_point
 from study.table import TrialTable
-
-ALIASES: tuple[tuple[str, ...], ...] = (("proxy_nca", "proxy_nca_pp", "norm_softmax"),)
-"""Names of one and the same function: what separates them is search and seed noise."""
 
 
 def confirmed(table: TrialTable) -> pd.DataFrame:
@@ -53,7 +51,7 @@ def confirmed_scores(table: TrialTable, loss: str, kind: str = "tuned") -> pd.Se
     trials = table.of(loss)
     trials = trials[(trials["split"] == "test") & trials["score"].notna()]
     known = published_trials(table, loss, split="test")["trial"]
-    at_published = trials["trial"].isin(known)
+    at_published = trials["trial"].isin(known) | (trials["anchor"] == "published")
     # When the published point is also the best one, it is both.
     chosen = trials[at_published if kind == "published" or at_published.all() else ~at_published]
     if len(chosen) and kind == "tuned":
@@ -133,7 +131,8 @@ def noise_floor(
     A difference between losses that is not clearly larger than this is search noise. Returns
     `loss`, `other`, `validation` and `test` differences (absolute).
     """
-    groups = aliases or table.protocol.get("aliases") or ALIASES
+    fixed = {loss: space.fixed for loss, space in table.spaces.items()}
+    groups = aliases or same_function(list(table.spaces), fixed)
     rows = []
     for group in groups:
         for a, b in combinations([name for name in group if name in table.spaces], 2):
@@ -206,7 +205,7 @@ def _validation_draws(
         return None
     trials = searching(table, loss)
     again = trials[(trials["point"] == best["point"]) & (trials["trial"] != best["trial"])]
-    again = again[(again["epochs"] >= full_epochs(table)) & again["score"].notna()]
+    again = again[(again["epochs"] >= full_epochs(table, loss)) & again["score"].notna()]
     noise = seed_noise(table)
     if len(again) >= 2 and noise.measured:
         spread = noise.sigma / np.sqrt(len(again))

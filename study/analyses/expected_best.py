@@ -29,7 +29,7 @@ def analyse(table: TrialTable, loss: str, *, most: int = 100) -> pd.DataFrame:
     """
     trials = searching(table, loss)
     part = trials[trials["origin"] == "sobol"]
-    full = (part["epochs"] >= full_epochs(table)) & part["score"].notna()
+    full = (part["epochs"] >= full_epochs(table, loss)) & part["score"].notna()
     scores = part.loc[full, "score"].to_numpy(dtype=float)
     lost = int((part["state"] == "diverged").sum())
     if len(scores) < LEAST:

@@ -22,7 +22,7 @@ def analyse(table: TrialTable) -> pd.DataFrame:
         trials = trials.sort_values("number")
         if trials.empty:
             continue
-        full = trials["epochs"] >= full_epochs(table)
+        full = trials["epochs"] >= full_epochs(table, loss)
         score = trials["score"].where(full).astype(float)
         frames.append(
             pd.DataFrame(

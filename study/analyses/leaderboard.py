@@ -32,7 +32,7 @@ def incumbent(table: TrialTable, loss: str) -> pd.Series | None:
     """The full-length validation trial of highest score (any length while there is none)."""
     trials = searching(table, loss)
     scored = trials[trials["score"].notna() & (trials["origin"] != "sweep")]
-    done = scored[scored["epochs"] >= full_epochs(table)]
+    done = scored[scored["epochs"] >= full_epochs(table, loss)]
     pool = done if len(done) else scored
     if pool.empty:
         return None
@@ -60,7 +60,7 @@ def published_trials(table: TrialTable, loss: str, *, split: str = "validation")
 def _row(table: TrialTable, loss: str) -> dict[str, object]:
     trials = searching(table, loss)
     best = incumbent(table, loss)
-    full = full_epochs(table)
+    full = full_epochs(table, loss)
     states = trials["state"].value_counts()
     row: dict[str, object] = {
         "loss": loss,

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from search_spaces.aliases import aliases as same_function
 from search_spaces.scale import to_unit
 from search_spaces.space import Space, describe
-from study.analyses.comparison import ALIASES
 from study.analyses.history import analyse as history
 from study.analyses.leaderboard import incumbent
 from study.analyses.noise import seed_noise
@@ -42,9 +43,11 @@ def lint_spaces(
     *,
     trials: int | None = None,
     sobol: int | None = None,
-    aliases: Sequence[Sequence[str]] = ALIASES,
+    aliases: Sequence[Sequence[str]] | None = None,
 ) -> pd.DataFrame:
     """Warnings about the spaces of a plan with `trials` per loss, `sobol` of them Sobol points.
+
+    `aliases` are groups of names of one function; those the registry knows by default.
 
     Returns `loss`, `knob` (or empty), `rule`, `message`.
     """
@@ -61,11 +64,28 @@ def lint_spaces(
             message = "No published point lies in the searched ranges; tuning has no start to beat."
             rows.append((loss, "", "published out of range", message))
         rows += [(loss, "", *found) for found in _lint_budget(space, trials, sobol)]
-    for group in aliases:
+    fixed = {loss: space.fixed for loss, space in spaces.items()}
+    for group in aliases if aliases is not None else same_function(list(spaces), fixed):
         for a, b in combinations([name for name in group if name in spaces], 2):
             message = f"{a} and {b} are one function: compare them for the noise, do not rank them."
             rows.append((a, "", "alias", message))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def lint_plan(spaces: Mapping[str, Space], *, points: Callable[[str], int]) -> list[str]:
+    """The warnings before anything is run, one line each; `points` gives each loss's budget."""
+    lines = []
+    for loss, space in spaces.items():
+        found = lint_spaces({loss: space}, trials=points(loss), aliases=())
+        lines += [_line(row) for row in found.to_dict("records")]
+    together = lint_spaces(spaces)
+    rows = together[together["rule"] == "alias"].to_dict("records")
+    return lines + [_line(row) for row in rows]
+
+
+def _line(row: Mapping[Hashable, Any]) -> str:
+    where = " ".join(str(row[k]) for k in ("loss", "knob") if row[k])
+    return f"{where}: {row['message']}"
 
 
 def lint_results(table: TrialTable) -> pd.DataFrame:
@@ -120,22 +140,24 @@ def _lint_budget(space: Space, trials: int | None, sobol: int | None) -> list[tu
 def _bounds(table: TrialTable, loss: str, *, edge: float = 0.03) -> list[tuple[str, str, str]]:
     """The best points crowd at an end of the range: the optimum may lie outside."""
     trials = searching(table, loss)
-    done = trials[(trials["epochs"] >= full_epochs(table)) & trials["score"].notna()]
+    done = trials[(trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()]
     if len(done) < 8:
         return []
-    top = done.nlargest(max(len(done) // 10, 3), "score")
+    best = done["score"].rank(ascending=False, method="first") <= max(len(done) // 10, 3)
     out = []
     for knob, distribution in table.spaces[loss].distributions.items():
         if isinstance(distribution, CategoricalDistribution):
             continue
+        values = done[KNOB + knob].to_numpy(dtype=float)
         if isinstance(distribution, IntDistribution):
-            values = top[KNOB + knob].to_numpy(dtype=float)
-            lows, highs = values <= distribution.low, values >= distribution.high
+            ends = values <= distribution.low, values >= distribution.high
         else:
-            places = to_unit(distribution, top[KNOB + knob].to_numpy(dtype=float))
-            lows, highs = places <= edge, places >= 1 - edge
-        for side, at in (("lower", lows), ("upper", highs)):
-            if at[0] and at.mean() >= 0.5:
+            places = to_unit(distribution, values)
+            ends = places <= edge, places >= 1 - edge
+        for side, at in zip(("lower", "upper"), ends, strict=True):
+            share, rest = float(at[best].mean()), float(at[~best].mean())
+            # A knob that does not matter may end anywhere: the others must sit there less often.
+            if share >= 0.5 and share >= 2 * rest:
                 message = f"The best trials sit on the {side} bound of {describe(distribution)}."
                 out.append((knob, "optimum on a bound", message))
     return out

@@ -62,13 +62,15 @@ def _only(table: TrialTable, *losses: str) -> TrialTable:
 def _top_trials(table: TrialTable, loss: str) -> pd.DataFrame:
     """Full-length trials at the tuned point: confirmations, else the best fifth of the search."""
     trials = table.of(loss)
-    full = trials[(trials["epochs"] >= full_epochs(table)) & trials["score"].notna()]
+    full = trials[(trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()]
     confirmed = full[full["split"] == "test"]
     if len(confirmed) >= 3:
         top = confirmed.groupby("point")["score"].mean().idxmax()
         return confirmed[confirmed["point"] == top]
     searched = searching(table, loss)
-    searched = searched[(searched["epochs"] >= full_epochs(table)) & searched["score"].notna()]
+    searched = searched[
+        (searched["epochs"] >= full_epochs(table, loss)) & searched["score"].notna()
+    ]
     return searched.nlargest(max(len(searched) // 5, 3), "score")
 
 

@@ -41,7 +41,7 @@ def seed_noise(table: TrialTable, loss: str | None = None) -> SeedNoise:
     inside: list[float] = []
     for name in losses:
         trials = searching(table, name)
-        done = trials[(trials["epochs"] >= full_epochs(table)) & trials["score"].notna()]
+        done = trials[(trials["epochs"] >= full_epochs(table, name)) & trials["score"].notna()]
         for _, group in done.groupby("point", sort=True):
             scores = group["score"].to_numpy(dtype=float)
             if len(scores) > 1:

@@ -41,6 +41,7 @@ class Samples:
         point: Code of the point, equal for trials that differ in their seed only.
         last: Whether the row is its trial's last.
         diverged: Whether the row stands for a trial that diverged.
+        blind: Whether the trial's point was drawn without looking at results (Sobol).
         full_epochs: Epochs of a full trial; models are read there.
     """
 
@@ -54,6 +55,7 @@ class Samples:
     point: NDArray[np.int64]
     last: NDArray[np.bool_]
     diverged: NDArray[np.bool_]
+    blind: NDArray[np.bool_]
     full_epochs: float
 
     def __len__(self) -> int:
@@ -61,7 +63,7 @@ class Samples:
 
     def rows(self, mask: NDArray[Any]) -> Samples:
         """The rows a mask or an index selects."""
-        columns = ("units", "epochs", "scores", "trial", "point", "last", "diverged")
+        columns = ("units", "epochs", "scores", "trial", "point", "last", "diverged", "blind")
         return replace(self, **{name: getattr(self, name)[mask] for name in columns})
 
     @property
@@ -77,7 +79,7 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 700) -> Samples:
     """
     space = table.spaces[loss]
     knobs, distributions = tuple(space.distributions), tuple(space.distributions.values())
-    full = full_epochs(table)
+    full = full_epochs(table, loss)
     trials = searching(table, loss)
     diverged = (trials["state"] == "diverged").to_numpy(dtype=bool)
     usable = diverged | trials["score"].notna().to_numpy(dtype=bool)
@@ -111,14 +113,19 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 700) -> Samples:
         point=pd.factorize(of_row["point"])[0].astype(np.int64),
         last=rows["last"].to_numpy(dtype=bool),
         diverged=rows["diverged"].to_numpy(dtype=bool),
+        blind=(of_row["origin"] == "sobol").to_numpy(dtype=bool),
         full_epochs=full,
     )
 
 
-def full_epochs(table: TrialTable) -> float:
-    """Epochs of a full trial, from the protocol or else the longest trial."""
+def full_epochs(table: TrialTable, loss: str) -> float:
+    """Epochs of a full trial of a loss: its longest finished one, else what the protocol says."""
+    trials = table.of(loss)
+    finished = trials.loc[trials["state"] == "finished", "epochs"]
+    if len(finished):
+        return float(max(finished.max(), 1.0))
     stated = table.protocol.get("epochs")
-    longest = table.trials["epochs"].max() if len(table.trials) else 1.0
+    longest = trials["epochs"].max() if len(trials) else 1.0
     return float(stated if stated else max(longest, 1.0))
 
 

@@ -96,7 +96,8 @@ def _points(
             high = ends[1] if test.high is None else min(test.high, ends[1])
             if low > high:
                 return []
-            places = np.linspace(*to_unit(distribution, [low, high]).tolist(), 5)
+            first, last = (float(u) for u in to_unit(distribution, [low, high]))
+            places = np.linspace(first, last, 5)
         wanted += [from_unit(distribution, p) for p in places]
     return [
         {

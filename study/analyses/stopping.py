@@ -23,7 +23,7 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
     best was in the better third then) and `verdict`: `safe`, `unsafe` or `cannot tell`.
     """
     trials = searching(table, loss)
-    full = full_epochs(table)
+    full = full_epochs(table, loss)
     free = trials[trials["origin"].isin(["sobol", "published"])]
     free = free[(free["epochs"] >= full) & free["score"].notna()].set_index("trial")
     columns = ["epoch", "trials", "correlation", "low", "high", "best_kept", "verdict"]

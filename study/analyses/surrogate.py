@@ -26,21 +26,27 @@ NAMES: dict[Kind, str] = {
 MIN_R2 = 0.5
 """Below this share of explained variance no importance is given."""
 
+KEPT = 0.85
+"""Share of the points each subset of the bootstrap keeps."""
+
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a model predicts points it has not seen (5 folds, grouped by point).
+    """How well a model predicts points it has not seen (5 folds over points, Sobol points asked).
 
     Args:
         r2: Share of the held-out variance explained beyond what the epoch alone explains.
         coverage: Share of held-out scores inside the model's 90 % interval.
         log_density: Mean log density of the held-out scores; the better model has more.
+        stretch: Held-out errors in units of the model's own (1 when it is neither too sure nor too
+            careful); draws are spread by it where it exceeds 1.
     """
 
     kind: Kind
     r2: float
     coverage: float
     log_density: float
+    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,15 @@ class Surrogate:
         return np.concatenate(parts, axis=1)
 
     def _draw(self, units: Array) -> Array:
-        epochs = np.full(len(units), self.samples.full_epochs)
         if self._paths:
-            values = np.concatenate([path(units, epochs) for path in self._paths])
+            values = np.concatenate([path(units) for path in self._paths])
         else:
+            epochs = np.full(len(units), self.samples.full_epochs)
             values = np.stack([trees.mean(units, epochs) for trees in self._forests])
+        stretch = min(max(self.best.stretch, 1.0), 2.0)
+        if stretch > 1.0:
+            middle = values.mean(axis=0)
+            values = middle + stretch * (values - middle)
         if self.risk is None:
             return values
         chance = self.risk(units)
@@ -116,8 +126,8 @@ def fit(
 ) -> Surrogate | Refusal:
     """Fit both models, keep the better by cross-validation (or `kind`).
 
-    The Gaussian process draws functions for each of `n_bootstrap` sets of hyperparameters, each
-    learned on a bootstrap of the trials; the forest draws one per bootstrap.
+    The Gaussian process is fitted to `n_bootstrap` random subsets of the points and draws functions
+    from each; the forest draws one function per bootstrap of the points.
     """
     everything, samples = samples, samples.rows(~samples.diverged)
     knobs = len(samples.knobs)
@@ -188,25 +198,33 @@ def _gp_paths(
 ) -> tuple[gp.Paths, ...]:
     rng = np.random.default_rng(seed)
     share = max(n_draws // max(n_bootstrap, 1), 1)
+    points = np.unique(samples.point)
     paths = []
     for b in range(n_bootstrap):
-        # Repeats of a row would pass for repeated trials and shrink the noise: keep each once.
-        drawn = np.unique(rng.choice(np.unique(samples.point), size=len(np.unique(samples.point))))
+        # Without replacement: repeats of a row would pass for repeated trials.
+        drawn = rng.choice(points, size=max(round(KEPT * len(points)), 3), replace=False)
         subset = samples.rows(np.isin(samples.point, drawn))
         learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=180, steps=25)
-        posterior = gp.Posterior(samples, learned, standard)
+        posterior = gp.Posterior(subset, learned, standard)
         paths.append(posterior.paths(share, seed=seed + 1000 + b))
     return tuple(paths)
 
 
 def _folds(samples: Samples, seed: int, folds: int = 5) -> Iterator[tuple[Samples, Samples]]:
-    """Training rows and held-out last rows; the trials of a point stay together."""
+    """Training rows and held-out last rows; the trials of a point stay together.
+
+    Held-out rows are Sobol points where there are enough: shares and curves speak of the whole
+    space, and a search that crowds around its best would vouch for that corner alone.
+    """
     points = np.random.default_rng(seed).permutation(np.unique(samples.point))
     fold_of = np.zeros(int(points.max()) + 1, dtype=np.int64)
     fold_of[points] = np.arange(len(points)) % folds
     fold = fold_of[samples.point]
+    asked = samples.last & samples.blind
+    if len(np.unique(samples.point[asked])) < 12:
+        asked = samples.last
     for k in range(folds):
-        train, test = samples.rows(fold != k), samples.rows((fold == k) & samples.last)
+        train, test = samples.rows(fold != k), samples.rows((fold == k) & asked)
         if len(test) and len(train) >= 4:
             yield train, test
 
@@ -222,9 +240,9 @@ def _validate_gp(
         m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
         density = norm.logpdf(standard.latent(test.scores), m, s)
         density += np.log(standard.slope(test.scores))
-        inside = np.abs(standard.latent(test.scores) - m) <= norm.ppf(0.95) * s
+        error = np.abs(standard.latent(test.scores) - m) / s
         mean = standard.moments(m, s)[0]
-        parts.append((test.scores, mean, _by_epoch(train, test.epochs), density, inside))
+        parts.append((test.scores, mean, _by_epoch(train, test.epochs), density, error))
     return _quality(kind, parts)
 
 
@@ -233,22 +251,28 @@ def _validate_forest(samples: Samples, seed: int) -> Quality:
     for train, test in _folds(samples, seed):
         m, s = forest.grow(train, seed=seed, trees=60).predict(test.units, test.epochs)
         s = np.maximum(s, 1e-9)
-        inside = np.abs(test.scores - m) <= norm.ppf(0.95) * s
+        error = np.abs(test.scores - m) / s
         density = norm.logpdf(test.scores, m, s)
-        parts.append((test.scores, m, _by_epoch(train, test.epochs), density, inside))
+        parts.append((test.scores, m, _by_epoch(train, test.epochs), density, error))
     return _quality("forest", parts)
 
 
 def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
-    y, mean, base, density, inside = (np.concatenate(column) for column in zip(*parts, strict=True))
+    y, mean, base, density, error = (np.concatenate(column) for column in zip(*parts, strict=True))
     left = float(((y - mean) ** 2).sum())
     r2 = 1.0 - left / max(float(((y - base) ** 2).sum()), 1e-300)
-    return Quality(kind, r2, float(inside.mean()), float(density.mean()))
+    edge = float(norm.ppf(0.95))
+    stretch = float(np.quantile(error, 0.9)) / edge
+    # Models compete as they will be used, the too sure ones stretched.
+    wide = max(stretch, 1.0)
+    density = density + 0.5 * error**2 * (1.0 - wide**-2) - np.log(wide)
+    return Quality(kind, r2, float((error <= edge).mean()), float(density.mean()), stretch)
 
 
 def _by_epoch(train: Samples, epochs: Array) -> Array:
-    """What the epoch alone predicts: a line in log(epoch) through the last rows."""
-    rows = train.rows(train.last)
+    """What the epoch alone predicts: a line in log(epoch) through the last (blind) rows."""
+    blind = train.last & train.blind
+    rows = train.rows(blind if blind.sum() >= 8 else train.last)
     x = np.log(rows.epochs)
     if float(np.ptp(x)) < 1e-9:
         return np.full(len(epochs), float(rows.scores.mean()))

@@ -23,7 +23,7 @@ def analyse(table: TrialTable, loss: str) -> pd.DataFrame:
     `mean`, `low`, `high`, `seeds`.
     """
     trials = searching(table, loss)
-    done = trials[(trials["epochs"] >= full_epochs(table)) & trials["score"].notna()]
+    done = trials[(trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()]
     sweeps = done[done["origin"] == "sweep"]
     rows = []
     for (swept, anchor), group in sweeps.groupby(["swept", "anchor"], sort=True):

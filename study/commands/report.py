@@ -11,21 +11,21 @@ from study.commands.options import root_option
 
 @click.command(
     help="Make the report of a study from its tracking store alone; with --tracking-uri from "
-    "anywhere, without the study's directory."
+    "anywhere, without the study's directory. Several names give a comparison of the studies.",
 )
-@click.argument("name")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder to write to.")
-@click.option("--tracking-uri", help="MLflow server or database that holds the study.")
+@click.option("--tracking-uri", help="MLflow server or database that holds the studies.")
 @root_option
-def command(name: str, out: Path | None, tracking_uri: str | None, root: Path | None) -> None:
-    """Read the trial table, write the report."""
-    from study.home import find_study
-    from study.plan import load_plan
-    from study.reporting import make_report
+def command(
+    names: tuple[str, ...], out: Path | None, tracking_uri: str | None, root: Path | None
+) -> None:
+    """Read the trial tables, write the report."""
+    from study.reporting import compare, find_store, make_report
 
-    if tracking_uri:
-        make_report(tracking_uri, name, out or Path(f"{name}-report"))
+    stores = [find_store(name, tracking_uri, root) for name in names]
+    if len(stores) > 1:
+        compare(stores, out or Path("-".join(s.name for s in stores) + "-report"))
         return
-    home = find_study(name, root)
-    plan = load_plan(home.directory)
-    make_report(home.tracking_uri(plan), plan.name, out or home.report)
+    store = stores[0]
+    make_report(store.uri, store.name, out or store.report)

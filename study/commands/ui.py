@@ -17,28 +17,30 @@ from study.commands.options import root_option
 def command(name: str | None, port: int, root: Path | None) -> None:
     """Serve until interrupted. Without a name: the study that ran last."""
     from study.errors import StudyError
-    from study.home import StudyHome, find_study, studies_root
-    from study.plan import PLAN_FILE, load_plan
-    from study.tracking.local import relocate
+    from study.home import studies_root
+    from study.reporting import find_store
+    from study.tracking.local import default_artifact_root, is_local, relocate
+    from study.tracking.redaction import redact
     from study.tracking.server import serve
 
     if name is None:
-        plans = sorted(studies_root(root).glob(f"*/{PLAN_FILE}"), key=lambda p: p.stat().st_mtime)
-        if not plans:
-            raise StudyError(f"{studies_root(root)} holds no studies")
-        home = StudyHome(plans[-1].parent)
-    else:
-        home = find_study(name, root)
-    plan = load_plan(home.directory)
-    if plan.file.tracking.uri:
-        click.echo(f"{home.name} is kept on {plan.file.tracking.uri}; open that in a browser")
+        stores = sorted(studies_root(root).glob("*/mlflow.db"), key=lambda p: p.stat().st_mtime)
+        if not stores:
+            raise StudyError(f"{studies_root(root)} holds no studies with a store of their own")
+        name = stores[-1].parent.name
+    store = find_store(name, None, root)
+    if not is_local(store.uri):
+        click.echo(f"{name} is kept on {redact(store.uri)}; open that in a browser")
         return
-    relocate(home.directory)
+    directory = store.report.parent
+    if not (directory / "mlflow.db").exists():
+        raise StudyError(f"{name} has no MLflow store yet; run it first")
+    relocate(directory)
+    artifacts = default_artifact_root(directory)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    uri, artifacts = home.tracking_uri(plan), home.artifact_root(plan)
     click.echo("starting MLflow ...", err=True)
-    with serve(uri, port=port, artifact_root=artifacts) as address:
-        click.echo(f"{home.name}: {address}  (ctrl-C stops)")
+    with serve(store.uri, port=port, artifact_root=artifacts) as address:
+        click.echo(f"{name}: {address}  (ctrl-C stops)")
         try:
             signal.pause()
         except KeyboardInterrupt:

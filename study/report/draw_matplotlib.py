@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from study.report.chart import Axis, Band, Bars, Chart, Dots, Heat, Line, Mark, Panel, Rule, Span
+from study.report.tables import safe_name
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -51,7 +52,7 @@ def save(chart: Chart, folder: Path, formats: Iterable[str] = FORMATS) -> list[P
     with rc_context(_STYLE):
         figure = draw(chart)
         for kind in formats:
-            path = folder / f"{chart.key}.{kind}"
+            path = folder / f"{safe_name(chart.key)}.{kind}"
             metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Creator": None}
             metadata |= {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
             figure.savefig(path, dpi=160, metadata=metadata)

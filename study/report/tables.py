@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +86,17 @@ def to_latex(frame: pd.DataFrame, *, caption: str, label: str) -> str:
     return "\n".join(lines)
 
 
+def safe_name(key: str) -> str:
+    """A key as a file name: loss names are the user's, and must not leave the folder."""
+    plain = re.sub(r"[^A-Za-z0-9._+-]", "_", key).lstrip(".") or "_"
+    if plain == key:
+        return plain
+    return f"{plain[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+
 def save(frame: pd.DataFrame, folder: Path, key: str, *, caption: str) -> list[Path]:
     """Write `key.csv` and `key.tex`."""
-    csv, tex = folder / f"{key}.csv", folder / f"{key}.tex"
+    csv, tex = folder / f"{safe_name(key)}.csv", folder / f"{safe_name(key)}.tex"
     csv.write_text(frame.to_csv(index=False, lineterminator="\n", float_format="%.8g"), "utf-8")
     tex.write_text(to_latex(frame, caption=caption, label=key), "utf-8")
     return [csv, tex]

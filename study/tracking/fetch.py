@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,9 @@ BULK_VALUES = 20_000
 BULK_REQUEST = "/ajax-api/2.0/mlflow/metrics/get-history-bulk"
 REQUESTS_AT_ONCE = 4
 
+Row = tuple[str, str, int, float, int]
+"""Run, metric, step, value, time in milliseconds."""
+
 
 @dataclass(frozen=True)
 class RunRow:
@@ -42,25 +45,43 @@ class RunRow:
 
 @dataclass(frozen=True)
 class History:
-    """All metric values of many runs, as parallel arrays in order of logging time."""
+    """All metric values of many runs, as parallel arrays in order of logging time.
 
-    run: NDArray[np.object_]
-    key: NDArray[np.object_]
+    Args:
+        run: Places in the list of runs that were asked for.
+        key: Places in `keys`.
+        step: Epochs.
+        value: Numbers as they were logged, NaN and infinities too.
+        keys: Metric names.
+    """
+
+    run: NDArray[np.int64]
+    key: NDArray[np.int64]
     step: NDArray[np.int64]
     value: NDArray[np.float64]
+    keys: tuple[str, ...]
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[str, str, int, float, int]]) -> History:
-        """From (run, key, step, value, time) rows in any order."""
-        rows = sorted(rows, key=lambda row: row[4])
-        values = np.array([row[3] for row in rows], dtype=np.float64)
+    def of(cls, rows: Iterable[Row], runs: Sequence[RunRow]) -> History:
+        """From rows in any order; those of other runs are left out."""
+        place = {run.run_id: index for index, run in enumerate(runs)}
+        keys: dict[str, int] = {}
+        kept = [
+            (place[run], keys.setdefault(key, len(keys)), step, value, moment)
+            for run, key, step, value, moment in rows
+            if run in place
+        ]
+        run, key, step, value, moment = zip(*kept, strict=True) if kept else ((),) * 5
+        order = np.argsort(np.array(moment, dtype=np.int64), kind="stable")
+        values = np.array(value, dtype=np.float64)[order]
         values[values >= INFINITY] = np.inf
         values[values <= -INFINITY] = -np.inf
         return cls(
-            run=np.array([row[0] for row in rows], dtype=object),
-            key=np.array([row[1] for row in rows], dtype=object),
-            step=np.array([row[2] for row in rows], dtype=np.int64),
+            run=np.array(run, dtype=np.int64)[order],
+            key=np.array(key, dtype=np.int64)[order],
+            step=np.array(step, dtype=np.int64)[order],
             value=values,
+            keys=tuple(keys),
         )
 
 
@@ -111,13 +132,11 @@ def fetch_runs(client: MlflowClient, experiment_id: str, kind: str) -> list[RunR
 def fetch_history(client: MlflowClient, experiment_id: str, runs: Sequence[RunRow]) -> History:
     """Every value of every metric of these runs."""
     if is_database(client.tracking_uri):
-        wanted = {run.run_id for run in runs}
-        rows = _history_by_sql(client.tracking_uri, experiment_id)
-        return History.of([row for row in rows if row[0] in wanted])
+        return History.of(_history_by_sql(client.tracking_uri, experiment_id), runs)
     tasks = list(_bulk_tasks(runs))
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         parts = pool.map(lambda task: _bulk(client, *task), tasks)
-        return History.of([row for part in parts for row in part])
+        return History.of((row for part in parts for row in part), runs)
 
 
 def _runs_by_sql(uri: str, experiment_id: str, kind: str) -> list[RunRow]:
@@ -141,7 +160,7 @@ def _runs_by_sql(uri: str, experiment_id: str, kind: str) -> list[RunRow]:
     return [RunRow(run, start / 1000, tags_of[run], params_of[run]) for run, start in runs]
 
 
-def _history_by_sql(uri: str, experiment_id: str) -> list[tuple[str, str, int, float, int]]:
+def _history_by_sql(uri: str, experiment_id: str) -> Iterator[Row]:
     rows = _query(
         uri,
         "SELECT m.run_uuid, m.key, m.step, m.value, m.timestamp, m.is_nan FROM metrics m "
@@ -149,7 +168,8 @@ def _history_by_sql(uri: str, experiment_id: str) -> list[tuple[str, str, int, f
         {"experiment": int(experiment_id)},
     )
     nan = float("nan")
-    return [(run, key, step, nan if bad else value, at) for run, key, step, value, at, bad in rows]
+    for run, key, step, value, moment, bad in rows:
+        yield run, key, step, nan if bad else value, moment
 
 
 def _query(uri: str, query: str, names: Mapping[str, Any]) -> list[Any]:
@@ -181,9 +201,7 @@ def _bulk_tasks(runs: Sequence[RunRow]) -> Iterator[tuple[str, list[str]]]:
             yield key, batch
 
 
-def _bulk(
-    client: MlflowClient, key: str, runs: Sequence[str]
-) -> list[tuple[str, str, int, float, int]]:
+def _bulk(client: MlflowClient, key: str, runs: Sequence[str]) -> list[Row]:
     store = client._tracking_client.store
     answer = http_request(
         store.get_host_creds(),

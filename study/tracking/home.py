@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ class KnownRun:
     run_id: str
     epoch: int = -1
     described: bool = False
-    best: float = -float("inf")
-    best_step: int = 0
+    best: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
 class Home:
@@ -170,12 +169,13 @@ class Home:
     def log_best(
         self, run: KnownRun, *, key: str, value: float, number: int, moment: float
     ) -> None:
-        """Log a loss's best score so far, with the trial's number as step."""
-        if not value > run.best:
+        """Log a best score so far, with the trial's number as step."""
+        before, step = run.best.get(key, (-float("inf"), 0))
+        if not value > before:
             return
-        step = max(run.best_step, number)
+        step = max(step, number)
         self._client.log_batch(run.run_id, metrics=[Metric(key, value, _millis(moment), step)])
-        run.best, run.best_step = value, step
+        run.best[key] = (value, step)
 
     def set_status(self, run: KnownRun, status: str, *, moment: float) -> None:
         """Set a run's status; every status but RUNNING ends it."""
@@ -268,13 +268,12 @@ def _last_step(run: Run) -> int:
 
 
 def _known(run: Run) -> KnownRun:
-    best = [m for m in run.data._metric_objs if m.key == run.data.tags.get(names.OBJECTIVE)]
+    trial = run.data.tags.get(names.KIND) == "trial"
     return KnownRun(
         run.info.run_id,
         epoch=_last_step(run),
         described=bool(run.data.params),
-        best=best[0].value if best else -float("inf"),
-        best_step=best[0].step if best else 0,
+        best={} if trial else {m.key: (m.value, m.step) for m in run.data._metric_objs},
     )
 
 

@@ -66,10 +66,9 @@ def read_table(uri: str, study: str) -> TrialTable:
     objective = str(protocol.get("objective", "map_at_r"))
     curves = _curves(rows, history, objective)
     trials = _trials(rows, curves, objective, spaces)
-    order = trials["trial"].tolist()
-    curves = _ordered(curves, order)
+    curves = curves.drop(columns=[METRIC + SCORE_STD], errors="ignore")
     baseline = {split: dict(values) for split, values in plan.get("baseline", {}).items()}
-    baseline |= _baseline(base, history)
+    baseline |= _baseline(len(rows), history)
     return TrialTable(
         study=study,
         trials=trials,
@@ -93,6 +92,12 @@ def list_studies(uri: str) -> list[StudyEntry]:
                 StudyEntry(name, experiment.name, experiment.experiment_id, status, started)
             )
     return sorted(entries, key=lambda entry: (-entry.started, entry.name))
+
+
+def study_path(uri: str, study: str) -> str:
+    """Where MLflow's UI shows the study, to be put behind the server's address."""
+    with _asking(uri) as client:
+        return f"/#/experiments/{_find(client, study).experiment_id}"
 
 
 @contextlib.contextmanager
@@ -161,32 +166,25 @@ def _unique(rows: Sequence[RunRow]) -> list[RunRow]:
 
 def _curves(rows: Sequence[RunRow], history: History, objective: str) -> pd.DataFrame:
     """One row per trial and epoch, metrics as columns; of a value logged twice the first."""
-    trial_of = {row.run_id: row.tags[names.TRIAL] for row in rows}
-    own = np.array([run in trial_of for run in history.run], dtype=bool)
-    frame = pd.DataFrame(
-        {
-            "trial": np.array([trial_of[run] for run in history.run[own]], dtype=object),
-            "epoch": history.step[own],
-            "key": [key.removeprefix(names.TEST_PREFIX) for key in history.key[own]],
-            "value": history.value[own],
-        }
-    ).drop_duplicates(["trial", "epoch", "key"], keep="first")
-    wide = frame.pivot(index=["trial", "epoch"], columns="key", values="value")
-    if objective not in wide.columns:
-        wide[objective] = np.nan
-    metrics = [objective, *sorted(set(wide.columns) - {objective})]
-    wide = wide[metrics].reset_index()
-    wide.columns = pd.Index(["trial", "epoch", *(METRIC + str(name) for name in metrics)])
-    wide.insert(2, "score", wide[METRIC + objective])
-    return wide.astype({"trial": "str", "epoch": "int64"})
-
-
-def _ordered(curves: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    place = {trial: index for index, trial in enumerate(order)}
-    rank = curves["trial"].map(place).to_numpy()
-    sorted_rows = np.lexsort((curves["epoch"].to_numpy(), rank))
-    curves = curves.iloc[sorted_rows].reset_index(drop=True)
-    return curves.drop(columns=[METRIC + SCORE_STD], errors="ignore")
+    own = history.run < len(rows)
+    run, step, key, value = (
+        a[own] for a in (history.run, history.step, history.key, history.value)
+    )
+    plain = [name.removeprefix(names.TEST_PREFIX) for name in history.keys]
+    found = {plain[index] for index in np.unique(key)}
+    metrics = [objective, *sorted(found - {objective})]
+    column = np.array([metrics.index(n) if n in found else -1 for n in plain], dtype=np.int64)
+    width = int(step.max(initial=0)) + 1
+    cells, place = np.unique(run * width + step, return_inverse=True)
+    wide = np.full((len(cells), len(metrics)), np.nan)
+    # Of repeated places the last assignment stays: backwards in time, the first value.
+    wide[place[::-1], column[key[::-1]]] = value[::-1]
+    trials = np.array([row.tags[names.TRIAL] for row in rows], dtype=object)
+    frame = pd.DataFrame({"trial": trials[cells // width], "epoch": cells % width})
+    frame["score"] = wide[:, 0]
+    for index, name in enumerate(metrics):
+        frame[METRIC + name] = wide[:, index]
+    return frame.astype({"trial": "str", "epoch": "int64"})
 
 
 def _trials(
@@ -205,6 +203,8 @@ def _trials(
             "started": [row.started for row in rows],
         }
     )
+    # A trial that failed, was started again and went well keeps its first error's tag.
+    frame.loc[~frame["state"].isin(["diverged", "failed"]), "error"] = ""
     keys = frame["trial"]
     metrics = [name for name in curves.columns if name.startswith(METRIC)]
     # The row of the last epoch itself: a NaN there is a fact, not a gap to fill.
@@ -277,13 +277,12 @@ def _typed(
     return np.array([np.nan if value is None else value for value in values], dtype="float64")
 
 
-def _baseline(base: Sequence[RunRow], history: History) -> dict[str, dict[str, float]]:
-    wanted = {row.run_id for row in base}
+def _baseline(first: int, history: History) -> dict[str, dict[str, float]]:
+    """Metrics of the runs behind the trials."""
     splits: dict[str, dict[str, float]] = {}
-    for index, run in enumerate(history.run):
-        if run in wanted:
-            key = str(history.key[index])
-            split = "test" if key.startswith(names.TEST_PREFIX) else "validation"
-            name = key.removeprefix(names.TEST_PREFIX)
-            splits.setdefault(split, {}).setdefault(name, float(history.value[index]))
+    for index in np.flatnonzero(history.run >= first):
+        key = history.keys[history.key[index]]
+        split = "test" if key.startswith(names.TEST_PREFIX) else "validation"
+        name = key.removeprefix(names.TEST_PREFIX)
+        splits.setdefault(split, {}).setdefault(name, float(history.value[index]))
     return {split: dict(sorted(values.items())) for split, values in sorted(splits.items())}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,8 +58,11 @@ class Replay:
         self._home.connect()
         self._trials = {}
         refused = 0
-        for record in records:
+        newest = {_file(record): number for number, record in enumerate(records)}
+        for number, record in enumerate(records):
             op = record.get("op")
+            if op == "artifact" and newest[_file(record)] != number:
+                continue  # a later copy of the same file follows
             if op in ("start", "epoch", "end"):
                 self._collect(record)
                 continue
@@ -69,12 +73,11 @@ class Replay:
 
     def _collect(self, record: Record) -> None:
         trial = self._trials.setdefault(record["trial"], _Trial())
+        # What follows an end undoes it: the trial was started again.
+        trial.end = record if record["op"] == "end" else None
         if record["op"] == "start":
             trial.start = record
-        elif record["op"] == "end":
-            trial.end = record
-        else:
-            trial.end = None  # it went on after all
+        elif record["op"] == "epoch":
             trial.epochs.append((record["epoch"], record["at"], record["metrics"]))
 
     def _flush(self) -> int:
@@ -94,9 +97,6 @@ class Replay:
             if not is_permanent(error):
                 raise
             self._refuse(record, str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            # No record of ours looks like this: one must not hold up all that follow.
-            self._refuse(record, f"{type(error).__name__}: {error}")
         else:
             return 0
         return 1
@@ -133,10 +133,15 @@ class Replay:
     def _end(self, run: KnownRun, record: Record) -> None:
         self._home.set_status(run, names.STATUS[record["state"]], moment=record["at"])
         if record.get("best") is not None:
-            loss = self._home.known(("loss", record["loss"]))
+            self._best(record)
+
+    def _best(self, record: Record) -> None:
+        """Best scores so far, on the loss and on the study: what their charts show."""
+        loss, objective = record["loss"], record["objective"]
+        for key, name in ((("loss", loss), objective), (STUDY_KEY, _best_key(loss))):
             self._home.log_best(
-                loss,
-                key=record["objective"],
+                self._home.known(key),
+                key=name,
                 value=record["best"],
                 number=record["number"],
                 moment=record["at"],
@@ -203,6 +208,15 @@ class Replay:
     def _do_finish(self, record: Record) -> None:
         for key in self._home.branches():
             self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
+
+
+def _best_key(loss: str) -> str:
+    """The study's metric for a loss; the slash makes one section of charts of them."""
+    return "best/" + re.sub(r"[^\w.\-: ]", " ", loss)  # MLflow refuses `proxy_anchor+synthesis`
+
+
+def _file(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(key) for key in ("path", "to", "folder"))
 
 
 def _user() -> str:

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from study.tracking.redaction import redact
 from study.tracking.spool import Consumer, locked
 
-CHUNK = 2000
+CHUNK = 500
 
 
 @dataclass(frozen=True)

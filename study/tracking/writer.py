@@ -21,6 +21,8 @@ from typing import Any, Literal
 from search_spaces.space import Space, describe
 from study.errors import StudyError
 from study.table import State
+from study.tracking.address import is_database
+from study.tracking.local import ARTIFACTS
 from study.tracking.records import TEST_PREFIX, TrialRecord, encode, run_name
 from study.tracking.redaction import redact
 from study.tracking.ship import Settings
@@ -39,8 +41,8 @@ class Tracker:
         uri: Tracking URI: `sqlite:///...`, `postgresql://...` or a server's address. MLflow's own
             environment variables (user, password, token, certificates) hold.
         spool: Folder where records wait; one tracker at a time uses it.
-        artifact_root: Where a new experiment of a database store keeps its artifacts; None for a
-            server, which decides itself.
+        artifact_root: Where a new experiment of a database store keeps its artifacts; None for
+            `artifacts` beside the spool. A server decides itself.
         experiment: MLflow experiment of the study, normally the study's name.
         interval: Seconds over which records are put together into one request.
         patience: Longest wait in seconds between two attempts at a server that is down.
@@ -59,6 +61,8 @@ class Tracker:
         interval: float = 1.0,
         patience: float = 15.0,
     ) -> None:
+        if artifact_root is None and is_database(uri):
+            artifact_root = spool.absolute().parent / ARTIFACTS
         self._settings = Settings(
             uri=uri,
             spool=str(spool.absolute()),

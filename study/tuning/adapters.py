@@ -72,7 +72,7 @@ class DeskSearcher(Searcher):  # type: ignore[misc]
         """A trial left Tune. Only a lost process is news: results have reached the desk before."""
         trial = self._trials.pop(trial_id, None)
         if trial is not None and error:
-            self._desk.lost(trial, "the trial's process was lost too often")
+            self._desk.lost(trial)
 
     def save(self, checkpoint_path: str) -> None:
         """Tune wants a file; the study's state is elsewhere."""

@@ -17,6 +17,8 @@ from study.table import State
 from study.tuning.ledger import Ledger
 from trainables.checkpoints import remove_checkpoint
 
+MAX_LOSSES = 5
+
 
 class Listener(Protocol):
     """Someone who is told what happens: the tracker."""
@@ -57,6 +59,7 @@ class Desk:
         self._cache_dir, self._checkpoint_dir, self._slots = cache_dir, checkpoint_dir, slots
         self._seconds: dict[str, float] = {}
         self._kept: dict[str, str] = {}
+        self._losses: dict[str, int] = {}
 
     def start(self) -> dict[str, Any] | None:
         """The next trial's spec as plain values; None when there is nothing to start now."""
@@ -81,6 +84,7 @@ class Desk:
         if state in ("diverged", "failed"):
             self._end(job, _failure(state, epoch, seconds, result))
             return True
+        self._losses.pop(trial, None)
         self._listener.epoch(job, epoch, _metrics(result))
         score = float(result["score"])
         low = self.ledger.report(trial, epoch, score)
@@ -100,12 +104,27 @@ class Desk:
             return True
         return False
 
-    def lost(self, trial: str, error: str) -> None:
-        """A trial's process died more often than is allowed."""
+    def lost(self, trial: str) -> None:
+        """A trial's process died; the trial goes on in another from its last checkpoint.
+
+        A lost node is a pause. Only a trial that kills its process again and again without ever
+        finishing another epoch has failed.
+        """
         job = self.ledger.running.get(trial)
-        if job is not None:
-            seconds = self._seconds.get(trial, 0.0)
-            self._end(job, Outcome("failed", 0, math.nan, seconds=seconds, error=error))
+        if job is None:
+            return
+        self._losses[trial] = self._losses.get(trial, 0) + 1
+        if self._losses[trial] <= MAX_LOSSES:
+            self.ledger.give_back(trial)
+            return
+        seconds = self._seconds.get(trial, 0.0)
+        error = f"its process died {self._losses[trial]} times in the same epoch"
+        self._end(
+            job,
+            Outcome(
+                "failed", self.ledger.epochs_done(trial), math.nan, seconds=seconds, error=error
+            ),
+        )
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         # The tracker writes ahead: should we die between the two lines, the trial is still open

@@ -114,8 +114,12 @@ class Ledger:
         self._record.end(trial, outcome, told=search.value_for_sampler(job, outcome, curve))
         search.ended(job, outcome, curve)
 
+    def epochs_done(self, trial: str) -> int:
+        """Epochs a running trial has reported."""
+        return max(self._curves.get(trial, {}), default=0)
+
     def give_back(self, trial: str) -> None:
-        """Take a job back that was never started, or that must start again later."""
+        """Take a job back whose process died; it is handed out again before any new one."""
         job = self._running.pop(trial, None)
         if job is not None:
             self._unfinished.append(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -25,7 +26,6 @@ from study.tuning.placement import placement, slots
 from study.tuning.record import Record
 from study.tuning.telling import TrackingListener
 
-MAX_PROCESS_LOSSES = 5
 _TUNE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # the study's record replaces Tune's snapshots
@@ -140,11 +140,15 @@ def _tune(
             run_config=tune.RunConfig(
                 name="tune",
                 storage_path=str(home.directory / ".tune"),
-                failure_config=tune.FailureConfig(max_failures=MAX_PROCESS_LOSSES),
+                # The desk hands a trial whose process died to another one; Tune's own retries
+                # miss those that die between two trials.
+                failure_config=tune.FailureConfig(max_failures=0),
                 callbacks=[Ticker(show)],
                 verbose=0,
             ),
         )
+        # Lost processes are the desk's business, not a page of traceback for the user.
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
             tuner.fit()
         finally:
@@ -166,8 +170,6 @@ def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[],
 @contextlib.contextmanager
 def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterator[None]:
     """A Ray to run on: this process's, the one at `address`, or one of our own."""
-    import logging
-
     import ray
 
     if ray.is_initialized():

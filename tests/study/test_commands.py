@@ -208,3 +208,45 @@ def test_the_installed_command_answers() -> None:
     )
     assert done.returncode == 0
     assert "study" in done.stdout
+
+
+CSV = """trial,loss,epoch,score,state,seed,lr,margin
+{rows}
+"""
+SPACE = """
+objective: map_at_r
+epochs: 2
+losses:
+  mine:
+    knobs:
+      lr: {low: 1.0e-5, high: 1.0e-1, log: true}
+      margin: {low: 0.0, high: 1.0}
+    published: {lr: 1.0e-3, margin: 0.2}
+"""
+
+
+def test_trials_from_elsewhere_become_a_study(study: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(24):
+        lr, margin = 10 ** rng.uniform(-5, -1), rng.uniform()
+        for epoch in (1, 2):
+            score = epoch * (0.4 - 0.1 * abs(np.log10(lr) + 3) - 0.1 * (margin - 0.5) ** 2)
+            rows.append(f"t{i},mine,{epoch},{score:.5f},finished,{i},{lr:.6g},{margin:.4f}")
+    Path("trials.csv").write_text(CSV.format(rows="\n".join(rows)))
+    Path("space.yaml").write_text(SPACE)
+    done = study("import", "theirs", "--csv", "trials.csv", "--space", "space.yaml")
+    assert done.code == 0, done.err
+    assert "24 trials" in done.out
+    report = study("report", "theirs", "--out", "out")
+    assert report.code == 0, report.err
+    assert (tmp_path / "out" / "index.html").stat().st_size > 10_000
+    assert "mine" in report.out
+    advice = study("refine", "theirs", "--trials", "3")
+    assert advice.code == 0, advice.err
+    assert advice.out.count("lr=") == 3
+    refused = study("refine", "theirs", "--trials", "3", "--run")
+    assert refused.code == 2
+    assert "was imported" in refused.err
+    assert study("import", "theirs", "--csv", "trials.csv", "--space", "space.yaml").code == 2
+    assert study("import", "other").code == 2

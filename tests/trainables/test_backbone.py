@@ -196,7 +196,7 @@ def test_unreadable_weights(tmp_path: Path, file: str, content: bytes, message: 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     torch.save({"layer1.0.conv1.weight": torch.zeros(3)}, tmp_path / "r.pth")
-    with pytest.raises(ValueError, match=r"no weight of .* fits the model"):
+    with pytest.raises(ValueError, match="only 0 of the model's 24 weights are in"):
         load_weights(conv4().model, tmp_path / "r.pth")
 
 

@@ -123,7 +123,8 @@ def cached_rows(
     except _DamagedError:
         pass  # judged again under the lock: another process may be replacing it right now
     build = _Build(final.with_name(final.name + ".partial"), payload, specs, n_rows, chunk_rows)
-    with _lock(final.with_name(final.name + ".lock")):
+    waiting = (lambda: progress(f"{name} (another process)", 0, n_rows)) if progress else None
+    with _lock(final.with_name(final.name + ".lock"), waiting):
         damaged = False
         try:
             return _open(final, specs)
@@ -146,9 +147,14 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, waiting: Callable[[], None] | None) -> Iterator[None]:
     with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # waits; dropped by the kernel if the holder dies
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting:
+                waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel drops it if the holder dies
         try:
             yield
         finally:
@@ -215,12 +221,12 @@ class _Build:
             _sync(self.directory / f"{name}.npy")
         (self.directory / "entry.json").write_text(json.dumps(entry))
         _sync(self.directory / "entry.json")
-        self.journal.unlink(missing_ok=True)
         self.directory.rename(final)
+        (final / self.journal.name).unlink(missing_ok=True)
 
     def _prepare(self) -> dict[str, tuple[int, int]]:
         """Open the array files as (descriptor, offset of row 0), trusting only checked chunks."""
-        fresh = not self.journal.exists()
+        fresh = not (self.journal.exists() and all(map(self._has_all_rows, self.specs)))
         if fresh:
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory.mkdir(parents=True)
@@ -235,6 +241,14 @@ class _Build:
         if not fresh:
             self._resume(files)
         return files
+
+    def _has_all_rows(self, name: str) -> bool:
+        """Whether an earlier process left this array at full length (and not compacted)."""
+        try:
+            array = np.load(self.directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return False
+        return bool(array.shape == (self.n_rows, *self.specs[name].shape))
 
     def _resume(self, files: Mapping[str, tuple[int, int]]) -> None:
         for line in self.journal.read_text().splitlines():

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from trainables.data.cache import Progress
 from trainables.data.dataset import Dataset
 from trainables.data.listing import Listing, existing_folder, read_listing
 from trainables.names import unknown_name
 
+ENDINGS = (
+    ".jpg", ".jpeg", ".jpe", ".mpo", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm",
+    ".pgm", ".pbm", ".jp2",
+)  # fmt: skip
 SPLITS = ("auto", "classes", "folders")
 
 
@@ -87,11 +90,10 @@ def classes_below(folder: Path) -> list[Path]:
 
 def pictures_below(folder: Path) -> list[Path]:
     """Files with a picture's ending at any depth, sorted; hidden ones left out."""
-    endings = set(Image.registered_extensions())
     return sorted(
         p
         for p in folder.rglob("*")
-        if p.suffix.lower() in endings and not p.name.startswith(".") and p.is_file()
+        if p.suffix.lower() in ENDINGS and not p.name.startswith(".") and p.is_file()
     )
 
 

@@ -11,6 +11,8 @@ from PIL import Image, ImageOps
 
 Fit = Literal["crop", "squash", "pad"]
 FITS: tuple[Fit, ...] = ("crop", "squash", "pad")
+# Not all that PIL can open: a PDF or PostScript file is no picture, and the latter is a program.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 ODD_MODES = {"L": "grey", "LA": "grey", "1": "black and white", "CMYK": "CMYK", "P": "palette"}
 ORIENTATION = 0x0112  # EXIF tag
 
@@ -32,7 +34,7 @@ def decode(source: Path | IO[bytes], *, size: int, fit: Fit) -> tuple[NDArray[np
     try:
         if isinstance(source, Path) and not source.stat().st_size:
             raise BadPictureError("the file is empty")
-        with Image.open(source) as image:
+        with Image.open(source, formats=FORMATS) as image:
             # JPEG can be decoded at 1/2, 1/4 or 1/8; twice the target loses nothing visible.
             image.draft(None, _at_least(image.size, 2 * size))
             remark = _remark(image)

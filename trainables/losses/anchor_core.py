@@ -23,9 +23,12 @@ from trainables.losses.blocks import (
     Segment,
     compute_dtype,
     cut,
+    floored_exp_,
+    full_precision,
     inverse_norms,
     iterate,
     own_similarities_fit,
+    write_gradient,
 )
 
 
@@ -47,7 +50,7 @@ def anchor_scores(
     options = _Options(alpha, delta, budget or Budget(), reducer)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with full_precision(embeddings):
         push, positive = _AnchorScores.apply(  # type: ignore[no-untyped-call]
             embeddings, labels, options, firsts, *proxies
         )
@@ -80,7 +83,9 @@ class _AnchorScores(torch.autograd.Function):
         x = x * inverse_x[:, None]
         keep = own_similarities_fit(segments, len(x), size, options.budget)
         push, positive = x.new_zeros(()), torch.zeros_like(inverse_x)
-        blocks = cut(segments, labels, item_bytes=size, budget=options.budget)
+        blocks = cut(
+            segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
+        )
         kept, per_proxy = [], []
         for block, p in iterate(blocks, proxies, dtype):
             inverse_p = inverse_norms(p)
@@ -106,7 +111,7 @@ class _AnchorScores(torch.autograd.Function):
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
         grad_x = torch.zeros_like(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 cosines, inverse_p = ctx.kept[number]
                 # Kept cosines are used up; a second backward computes them again.
@@ -114,7 +119,7 @@ class _AnchorScores(torch.autograd.Function):
                 if cosines is None:
                     cosines = (x @ p.T).mul_(inverse_p)
                 shift = options.alpha * options.delta - ctx.per_proxy[number]
-                g = torch.add(shift, cosines, alpha=options.alpha).exp_()
+                g = floored_exp_(torch.add(shift, cosines, alpha=options.alpha))
                 g.mul_(grad_push * options.alpha)
                 g[block.rows, block.columns] = grad_positive[block.rows]
                 # A normalised proxy moves only sideways: subtract its share along itself.
@@ -122,8 +127,8 @@ class _AnchorScores(torch.autograd.Function):
                 g.mul_(inverse_p)
                 grad_x.addmm_(g, p)
                 grad = grad_proxies[block.segment]
-                if grad is not None:
-                    _write(grad[block.start : block.stop], g, x, p, along)
+                out = None if grad is None else grad[block.start : block.stop]
+                write_gradient(out, g, x, p, along)
         options.reducer.sum_(grad_x)
         along_x = (grad_x * x).sum(dim=1, keepdim=True)
         grad_x.addcmul_(x, along_x, value=-1.0).mul_(inverse_x[:, None])
@@ -135,11 +140,6 @@ def _soft_maximum(cosines: Tensor, block: Block, options: _Options) -> Tensor:
     z = torch.add(cosines.new_tensor(options.alpha * options.delta), cosines, alpha=options.alpha)
     z[block.rows, block.columns] = -torch.inf
     maximum = z.amax(dim=0).clamp_(min=0.0)  # exp(0) is the 1 in log(1 + sum)
-    return z.sub_(maximum).exp_().sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)
-
-
-def _write(out: Tensor, g: Tensor, x: Tensor, p: Tensor, along: Tensor) -> None:
-    if out.dtype == x.dtype:
-        torch.mm(g.T, x, out=out).addcmul_(p, along[:, None], value=-1.0)
-    else:
-        out.copy_((g.T @ x).addcmul_(p, along[:, None], value=-1.0))
+    shares = floored_exp_(z.sub_(maximum))
+    shares[block.rows, block.columns] = 0.0
+    return shares.sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)

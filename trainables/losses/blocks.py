@@ -12,6 +12,7 @@ sums or maximises over ranks through the reducer it is given. `ALONE` does nothi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -83,18 +84,25 @@ class Block(NamedTuple):
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """The widest dtype among the tensors, at least float32: halves are only storage."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """Switches autocast off on the tensor's device; costs nothing where it is off."""
+    device = tensor.device.type
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def cut(
-    segments: Sequence[Segment], labels: Tensor, *, item_bytes: int, budget: Budget
+    segments: Sequence[Segment],
+    labels: Tensor,
+    *,
+    item_bytes: int,
+    budget: Budget,
+    reducer: Reducer = ALONE,
 ) -> list[Block]:
     """Blocks that cover all segments; each sample is listed in the one block of its class."""
-    order = torch.argsort(labels)
-    ordered = labels[order]
     edges: list[tuple[int, int, int]] = []
     for index, (_, proxies) in enumerate(segments):
         width = _block_width(proxies, len(labels) * item_bytes, budget)
@@ -102,6 +110,12 @@ def cut(
             (index, start, min(start + width, len(proxies)))
             for start in range(0, len(proxies), width)
         ]
+    if len(edges) == 1 and reducer is ALONE:
+        # Every sample's class is in the only block.
+        rows = torch.arange(len(labels), device=labels.device)
+        return [Block(*edges[0], rows, labels - segments[0].first if segments[0].first else labels)]
+    order = torch.argsort(labels)
+    ordered = labels[order]
     lows = torch.tensor([segments[i].first + start for i, start, _ in edges])
     highs = torch.tensor([segments[i].first + stop for i, _, stop in edges])
     # One transfer for all blocks: asking each block for its samples would stall a GPU each time.
@@ -116,16 +130,19 @@ def cut(
 
 def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
     per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
-    block_bytes = budget.block_bytes or (2**20 if proxies.device.type == "cpu" else 64 * 2**20)
+    # Measured: a block of a core's cache, four of them where a class has several proxies and
+    # narrower products would cost more than the cache saves. A GPU wants few large kernels.
+    cpu_bytes = 2**20 if proxies.dim() == 2 else 4 * 2**20
+    block_bytes = budget.block_bytes or (cpu_bytes if proxies.device.type == "cpu" else 2**26)
     return max(1, block_bytes // max(per_class, 1))
 
 
 def inverse_norms(vectors: Tensor) -> Tensor:
     """1 / length of each row; 0 for a zero vector, which then has no direction and no gradient."""
     norms = torch.linalg.vector_norm(vectors, dim=-1)
-    # The inner choice keeps the gradient of 1 / 0 out of backward.
-    present = norms > 0
-    return torch.where(present, torch.where(present, norms, 1.0).reciprocal(), 0.0)
+    # A zero vector has the gradient zero: it is a constant to the choice, so 1 / 0 stays out.
+    inverse: Tensor = norms.masked_fill(norms == 0, torch.inf).reciprocal()
+    return inverse
 
 
 def own_similarities_fit(
@@ -142,3 +159,28 @@ def iterate(
     """Each block with its proxies in the compute dtype (a view where they already have it)."""
     for block in blocks:
         yield block, proxies[block.segment][block.start : block.stop].to(dtype)
+
+
+def floored_exp_(logits: Tensor) -> Tensor:
+    """exp in place, of logits whose largest is about 0.
+
+    In float32 results that underflow take a path ten times slower, and -60 is as good as nothing
+    beside 0: e^-60 times all classes of the world is below the rounding of 1.
+    """
+    if logits.dtype == torch.float32:
+        logits.clamp_(min=-60.0)
+    return logits.exp_()
+
+
+def write_gradient(
+    out: Tensor | None, g: Tensor, x: Tensor, p: Tensor, along: Tensor | None
+) -> None:
+    """Write g^T x - along * p, a block of the proxies' gradient; None wants none."""
+    if out is None:
+        return
+    direct = out.dtype == x.dtype
+    result = torch.mm(g.T, x, out=out) if direct else g.T @ x
+    if along is not None:
+        result.addcmul_(p, along[:, None], value=-1.0)
+    if not direct:
+        out.copy_(result)

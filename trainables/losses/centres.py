@@ -1,39 +1,54 @@
 """How similar is a sample to a class that has several proxies?
 
 The nearest proxy decides (sub-centres, Deng et al., ECCV 2020), or all do with weights
-softmax_k(s_k / temperature) (SoftTriple, Qian et al., ICCV 2019, eq. 4). Similarities lie
-proxy-major, (K, batch, classes), so that everything over K is a plain elementwise pass.
+softmax_k(s_k / temperature) (SoftTriple, Qian et al., ICCV 2019). Similarities lie proxy-major,
+(K, batch, classes), so that everything over K is a plain elementwise pass.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from trainables.losses.blocks import floored_exp_
 
-def pool(similarities: Tensor, temperature: float | None) -> Tensor:
+
+class Pooled(NamedTuple):
+    """Similarities to classes, (batch, classes), and what backward needs of the way there.
+
+    `shares` are unnormalised weights of the proxies and `inverse_sum` one over their sum; both are
+    None unless the choice is soft.
+    """
+
+    classes: Tensor
+    shares: Tensor | None = None
+    inverse_sum: Tensor | None = None
+
+
+def pool(similarities: Tensor, temperature: float | None) -> Pooled:
     """(K, batch, classes) -> (batch, classes); one proxy per class passes through unchanged."""
     if similarities.dim() == 2:
-        return similarities
+        return Pooled(similarities)
     if temperature is None:
-        return similarities.amax(dim=0)
-    weights = _weights(similarities, temperature)
-    return weights.mul_(similarities).sum(dim=0)
+        return Pooled(similarities.amax(dim=0))
+    shift = similarities.amax(dim=0).mul_(-1.0 / temperature)
+    shares = floored_exp_(torch.add(shift, similarities, alpha=1.0 / temperature))
+    inverse_sum = shares.sum(dim=0).reciprocal_()
+    classes = (shares * similarities).sum(dim=0).mul_(inverse_sum)
+    return Pooled(classes, shares, inverse_sum)
 
 
 def pool_backward(
-    grad: Tensor, classes: Tensor, similarities: Tensor, temperature: float | None
+    grad: Tensor, pooled: Pooled, similarities: Tensor, temperature: float | None
 ) -> Tensor:
-    """Gradient of the similarities from that of the pooled ones."""
-    if temperature is None:
+    """Gradient of the similarities from that of the pooled ones; uses up the shares."""
+    if pooled.shares is None or pooled.inverse_sum is None or temperature is None:
         # Equal nearest proxies: the first takes all, so that the weights always sum to one.
         nearest = similarities.argmax(dim=0, keepdim=True)
         return torch.zeros_like(similarities).scatter_(0, nearest, grad[None])
-    weights = _weights(similarities, temperature)
-    pull = (similarities - classes).div_(temperature).add_(1.0)
-    return weights.mul_(pull).mul_(grad)
-
-
-def _weights(similarities: Tensor, temperature: float) -> Tensor:
-    weights = (similarities - similarities.amax(dim=0)).div_(temperature).exp_()
-    return weights.div_(weights.sum(dim=0))
+    # w_k (1 + (s_k - S) / T) grad
+    inverse = 1.0 / temperature
+    pull = torch.add(1.0 - pooled.classes * inverse, similarities, alpha=inverse)
+    return pull.mul_(pooled.shares).mul_(grad * pooled.inverse_sum)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from trainables.losses.blocks import Budget
 from trainables.losses.class_core import Rule, class_scores
@@ -50,6 +51,12 @@ class ClassHead(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
         """The loss over all classes."""
+        return self.with_spread(embeddings, labels, classes)[0]
+
+    def with_spread(
+        self, embeddings: Tensor, labels: Tensor, classes: Classes
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss, and the summed distances among each class's proxies if the rule has them."""
         scale = self.scale()
         scores = class_scores(
             embeddings,
@@ -59,17 +66,20 @@ class ClassHead(nn.Module):
             rule=self.rule,
             with_total=self.label_smoothing > 0,
             budget=self.budget,
-            reducer=classes.world,
+            reducer=classes.reducer,
         )
         own = scores.positive if self.positive is None else self.positive(scores.positive)
         own = own * scale
-        return self._losses(scores.negatives, own, scores.total, classes.count).mean()
+        losses = self._losses(scores.negatives, own, scores.total, classes.count)
+        return losses.mean(), scores.spread
 
-    def _losses(self, negatives: Tensor, own: Tensor, total: Tensor, n_classes: int) -> Tensor:
-        if self.label_smoothing > 0 and n_classes > 1:
+    def _losses(
+        self, negatives: Tensor, own: Tensor, total: Tensor | None, n_classes: int
+    ) -> Tensor:
+        if total is not None and n_classes > 1:
             sum_ = torch.logaddexp(negatives, own) if self.own_in_sum else negatives
             spread = self.label_smoothing / (n_classes - 1)
             return sum_ - (1.0 - self.label_smoothing) * own - spread * total
         if self.own_in_sum:
-            return torch.logaddexp(negatives - own, torch.zeros_like(own))
+            return -logsigmoid(own - negatives)
         return negatives - own

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import compute_dtype, inverse_norms
+from trainables.losses.blocks import compute_dtype, full_precision, inverse_norms
 
 
 class Pairs(NamedTuple):
@@ -38,7 +38,7 @@ def cosines(embeddings: Tensor) -> Tensor:
 
 def _products(x: Tensor) -> Tensor:
     # Under autocast the product would be in half precision.
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         return x @ x.T
 
 
@@ -49,12 +49,15 @@ _CLOSE = 1e-2
 def distances(embeddings: Tensor) -> Tensor:
     """Euclidean distance of every pair of unit vectors, (batch, batch).
 
-    Equal vectors are at distance exactly 0 with gradient 0 (a distance has no slope there).
+    Equal vectors, and every vector and itself, are at distance exactly 0 with gradient 0 (a
+    distance has no slope there).
     """
     x = unit(embeddings)
     squared = 2.0 - 2.0 * _products(x)
-    first, second = torch.nonzero(squared.detach() < _CLOSE, as_tuple=True)
-    exact = (x[first] - x[second]).square().sum(dim=1)
-    squared = squared.index_put((first, second), exact)
-    apart = squared > 0
-    return torch.where(apart, squared, 1.0).sqrt() * apart
+    close = (squared < _CLOSE).fill_diagonal_(False)
+    if close.any():
+        first, second = torch.nonzero(close, as_tuple=True)
+        exact = (x[first] - x[second]).square().sum(dim=1)
+        squared = squared.index_put((first, second), exact)
+    apart = (squared > 0).fill_diagonal_(False)
+    return squared.masked_fill(~apart, 1.0).sqrt() * apart

@@ -36,7 +36,7 @@ class AnchorHead(nn.Module):
             alpha=self.alpha,
             delta=self.delta,
             budget=self.budget,
-            reducer=classes.world,
+            reducer=classes.reducer,
         )
         pull = _soft_maxima(-self.alpha * (positive - self.delta), labels)
         # Absent classes pull nothing, so they must not dilute the mean of those present.

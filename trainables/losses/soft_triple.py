@@ -9,17 +9,15 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainables.losses.am_softmax import CosineMargin
-from trainables.losses.centre_spread import centre_spread
 from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
 from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
 from trainables.losses.scale import Scale
-from trainables.world import sum_shares
 
 
 class SoftTripleHead(nn.Module):
-    """Cross-entropy of the pooled similarities plus tau times the spread of the centres.
+    """Cross-entropy of the pooled similarities plus tau times the mean spread of the centres.
 
     Only trained centres are drawn together; synthetic classes have no centres of their own.
     """
@@ -30,13 +28,11 @@ class SoftTripleHead(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
         """The loss over all classes."""
-        loss: Tensor = self.classes(embeddings, labels, classes)
-        centres = classes.segments[0].proxies
-        if self.tau == 0 or centres.dim() == 2:
+        loss, spread = self.classes.with_spread(embeddings, labels, classes)
+        if spread is None:
             return loss
-        # A mean over classes; a rank may hold none of them.
-        spread = centre_spread(centres) * len(centres) if len(centres) else centres.sum()
-        return loss + self.tau * sum_shares(classes.world, spread / classes.trained)
+        centres = classes.segments[0].proxies.shape[1]
+        return loss + (self.tau / (classes.trained * centres * (centres - 1))) * spread
 
 
 def soft_triple(
@@ -56,7 +52,7 @@ def soft_triple(
         raise ValueError(f"`tau >= 0` must hold, but got {tau}.")
     head = ClassHead(
         Scale(lambda_),
-        rule=Rule(centre_temperature=gamma),
+        rule=Rule(centre_temperature=gamma, with_spread=tau > 0 and centers > 1),
         positive=CosineMargin(delta),
         label_smoothing=label_smoothing,
         budget=setup.budget,

@@ -65,7 +65,7 @@ def test_bands_of_shares_hold_the_truth(models: list[Surrogate]) -> None:
 
 
 def test_stable_ranges_are_safe(models: list[Surrogate]) -> None:
-    """The true cost inside a stated range exceeds the tolerance in at most 1 of 20 (here 2 of 24)."""
+    """The true cost in a stated range exceeds the tolerance in at most 1 of 20 (here 2 of 24)."""
     wrong, stated, found = 0, 0, 0.0
     for model in models:
         curves = response.analyse(model, tolerance=TOLERANCE, regions=("good",))

@@ -17,7 +17,7 @@ import pytest
 from study.errors import StudyError
 from study.table import COLUMNS, ORIGINS, STATES, TrialTable
 from study.tracking.local import default_uri, relocate
-from study.tracking.reader import list_studies, read_table
+from study.tracking.reader import list_studies, read_table, study_path
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,8 @@ def test_the_untrained_backbone_is_there(table: TrialTable) -> None:
 def test_a_store_lists_its_studies(finished: Path) -> None:
     (entry,) = list_studies(default_uri(finished))
     assert (entry.name, entry.experiment, entry.status) == ("groceries", "groceries", "FINISHED")
+    path = study_path(default_uri(finished), "groceries")
+    assert path == f"/#/experiments/{entry.experiment_id}"
 
 
 def test_errors_are_one_line_and_name_the_nearest(finished: Path, tmp_path: Path) -> None:

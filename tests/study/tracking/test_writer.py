@@ -17,6 +17,7 @@ from mlflow.entities import Run
 
 from study.errors import StudyError
 from study.tracking.local import default_uri
+from study.tracking.reader import read_table
 from study.tracking.writer import Tracker
 
 
@@ -102,6 +103,7 @@ def test_a_failed_trial_says_why(runs: dict[str, Run]) -> None:
 def test_a_loss_shows_its_best_finished_score_so_far(runs: dict[str, Run], story: Any) -> None:
     best = max(story.metrics(number, 3)["map_at_r"] for number in (0, 1, 5, 6, 7))
     assert runs["circle"].data.metrics == {"map_at_r": best}
+    assert runs["groceries"].data.metrics["best/circle"] == best
     assert "| m | `m` | [0, 0.5] | rad | 0.1 |" in runs["circle"].data.tags["mlflow.note.content"]
 
 
@@ -145,6 +147,23 @@ def test_a_resumed_trial_goes_on_in_its_run(
     assert {metric.step: metric.value for metric in history} == {1: 0.1, 2: 0.2, 3: 0.5}
     assert run.info.status == "FINISHED"
     assert doubles(study_dir / "mlflow.db") == []
+
+
+def test_a_trial_that_failed_may_be_started_again(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    for number in (1, 2):
+        story.trial(tracker, story.record("circle", number), "failed")
+    assert tracker.flush(60.0)
+    story.trial(tracker, story.record("circle", 1))
+    story.trial(tracker, story.record("circle", 3), "failed")
+    tracker.trial_started(story.record("circle", 3))
+    assert tracker.flush(60.0)
+    trials = read_table(default_uri(study_dir), "groceries").trials
+    assert trials["state"].tolist() == ["finished", "failed", "running"]
+    assert [bool(error) for error in trials["error"]] == [False, True, False]
 
 
 def test_two_runs_of_one_trial_are_healed(
@@ -214,6 +233,19 @@ def test_more_settings_and_metrics_than_one_request_takes(
     with sqlite3.connect(study_dir / "mlflow.db") as connection:
         count = connection.execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
     assert count == 40 * 60
+
+
+def test_losses_with_the_plug_in_are_taken_too(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    record = story.record("circle", 1, loss="circle+synthesis", trial="circle+synthesis-0001")
+    story.trial(tracker, record)
+    assert tracker.flush(60.0)
+    assert tracker.status().refused == 0
+    study = _runs(default_uri(study_dir))["groceries"]
+    assert set(study.data.metrics) == {"best/circle synthesis"}
 
 
 def test_calls_return_at_once_even_while_shipping(

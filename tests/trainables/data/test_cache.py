@@ -105,6 +105,40 @@ def test_goes_on_after_a_crash(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_starts_anew_when_a_crash_left_a_shortened_array(tmp_path: Path) -> None:
+    def crash(start: int, stop: int) -> Rows:
+        if start >= 70:
+            raise RuntimeError("crash")
+        return rows_of(start, stop)
+
+    with pytest.raises(RuntimeError, match="crash"):
+        build(tmp_path, crash)
+    (partial,) = tmp_path.glob("*.partial")
+    np.save(partial / "x.npy", np.zeros((5, 3, 2), dtype=np.float32))  # as after leaving rows out
+    check(build(tmp_path))
+
+
+def test_says_when_it_waits_for_another_process(tmp_path: Path) -> None:
+    holding, release = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def slow(start: int, stop: int) -> Rows:
+        holding.set()
+        assert release.wait(20)
+        return rows_of(start, stop)
+
+    def listen(what: str, done: int, total: int) -> None:
+        said.append(what)
+        release.set()
+
+    first = threading.Thread(target=build, args=(tmp_path, slow))
+    first.start()
+    assert holding.wait(20)
+    check(build(tmp_path, progress=listen))
+    first.join()
+    assert said == ["entry (another process)"]
+
+
 @pytest.mark.parametrize("damage", ["byte", "short", "json", "no json", "no array"])
 def test_a_damaged_entry_is_found_and_computed_again(tmp_path: Path, damage: str) -> None:
     build(tmp_path)

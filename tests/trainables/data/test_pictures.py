@@ -126,6 +126,12 @@ def test_broken_files_have_a_reason(tmp_path: Path, kind: str, reason: str) -> N
         decode(broken(tmp_path, kind), size=16, fit="crop")
 
 
+def test_programs_are_no_pictures(tmp_path: Path) -> None:
+    Image.new("RGB", (20, 20)).save(tmp_path / "p.eps")
+    with pytest.raises(BadPictureError, match="no known picture format"):
+        decode(tmp_path / "p.eps", size=8, fit="crop")
+
+
 def test_float_pixels_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.ones((9, 9), dtype=np.float32)).save(tmp_path / "f.tiff")
     with pytest.raises(BadPictureError, match="float pixels"):

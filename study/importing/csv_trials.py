@@ -1,0 +1,167 @@
+"""A study from a CSV of trials and a space file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from search_spaces.space import Space, in_range
+from study.errors import StudyError, nearest
+from study.importing.rows import as_number, first_line, make_curve, make_row, make_table
+from study.importing.space_file import read_spaces
+from study.table import KNOB, METRIC, ORIGINS, STATES, TrialTable
+
+CSV_COLUMNS: Mapping[str, str] = {
+    "score": "objective, higher is better; empty for a trial that diverged or failed (needed)",
+    "loss": "name of the loss; the only loss of the space file when absent",
+    "trial": "key of the trial; rows that share it are its epochs. Each row is a trial when absent",
+    "epoch": "epochs done when the score was taken; the space file's `epochs` when absent",
+    "state": f"one of {', '.join(STATES)}; `finished` at the last epoch, `stopped` before it and "
+    "`diverged` without a score when absent",
+    "seed": "seed; 0 when absent",
+    "origin": f"one of {', '.join(ORIGINS)}, or `random` (as sobol); `bayes` when absent",
+    "split": "`validation` (when absent) or `test`",
+    "seconds": "duration of the trial",
+    "metric.NAME": "any other metric",
+    "NAME or knob.NAME": "one column per knob of the space file (needed)",
+}
+"""Columns of a CSV of trials; `study import --help` prints them."""
+
+
+def read_csv_trials(csv: Path, space_yaml: Path, *, study: str | None = None) -> TrialTable:
+    """A study from a table of trials and a description of what was searched.
+
+    Raises:
+        StudyError: A file is missing or malformed, a column or knob is unknown, a value is out of
+            its range.
+    """
+    spaces, protocol, untrained = read_spaces(space_yaml)
+    try:
+        frame = pd.read_csv(csv)
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{csv} is no readable CSV: {first_line(error)}") from None
+    frame = _check_columns(frame, spaces, csv)
+    rows, curves = [], []
+    for number, (key, group) in enumerate(frame.groupby("trial", sort=False)):
+        ordered = group.sort_values("epoch", kind="stable")
+        last = ordered.iloc[-1]
+        loss = str(last["loss"])
+        point = _point(last, spaces[loss], csv)
+        score = as_number(last["score"])
+        state = _state(last, score, float(protocol["epochs"]))
+        rows.append(
+            make_row(
+                trial=str(key),
+                loss=loss,
+                number=number,
+                point=point,
+                score=score if state not in ("diverged", "failed") else math.nan,
+                state=state,
+                epochs=int(last["epoch"]),
+                origin="sobol" if last["origin"] == "random" else str(last["origin"]),
+                split=str(last["split"]),
+                seed=int(last["seed"]),
+                seconds=as_number(last.get("seconds", math.nan)),
+                metrics={
+                    c: as_number(last[c]) for c in map(str, frame.columns) if c.startswith(METRIC)
+                },
+            )
+        )
+        known = ordered[ordered["score"].notna()]
+        curves += make_curve(str(key), zip(known["epoch"], known["score"], strict=True))
+    return make_table(study or csv.stem, rows, curves, spaces, protocol, untrained)
+
+
+def _check_columns(frame: pd.DataFrame, spaces: Mapping[str, Space], csv: Path) -> pd.DataFrame:
+    """The frame with all columns, defaults filled in; unknown columns are errors."""
+    frame = frame.rename(columns=lambda c: str(c).strip())
+    knobs = {k for space in spaces.values() for k in space.searched}
+    frame = frame.rename(columns={KNOB + k: k for k in knobs})
+    known = {*CSV_COLUMNS, *knobs} - {"metric.NAME", "NAME or knob.NAME"}
+    for column in frame.columns:
+        if column not in known and not str(column).startswith(METRIC):
+            raise StudyError(f"{csv}: unknown column {column!r}; {nearest(str(column), known)}")
+    if "score" not in frame:
+        raise StudyError(f"{csv} has no column `score`")
+    if frame.empty:
+        raise StudyError(f"{csv} has no rows")
+    if "loss" not in frame:
+        if len(spaces) > 1:
+            raise StudyError(f"{csv} needs a column `loss`: the space file has {len(spaces)}")
+        frame["loss"] = next(iter(spaces))
+    for loss in frame["loss"].unique():
+        if str(loss) not in spaces:
+            raise StudyError(
+                f"{csv}: loss {str(loss)!r} has no space; {nearest(str(loss), spaces)}"
+            )
+        missing = [k for k in spaces[str(loss)].searched if k not in frame]
+        if missing:
+            raise StudyError(f"{csv} has no column for knob {missing[0]!r} of {loss}")
+    if "trial" not in frame:
+        frame["trial"] = [f"{loss}-{i:04d}" for i, loss in enumerate(frame["loss"])]
+    defaults: dict[str, Any] = {
+        "seed": 0,
+        "origin": "bayes",
+        "split": "validation",
+        "state": "",
+        "epoch": np.nan,
+    }
+    for column, value in defaults.items():
+        if column not in frame:
+            frame[column] = value
+        elif column != "epoch":
+            frame[column] = frame[column].fillna(value)
+    for column, allowed in (("origin", (*ORIGINS, "random")), ("split", ("validation", "test")),
+                            ("state", (*STATES, ""))):  # fmt: skip
+        for value in frame[column].unique():
+            if value not in allowed:
+                raise StudyError(
+                    f"{csv}: {column} {value!r} is unknown; {nearest(str(value), allowed)}"
+                )
+    try:
+        frame["score"] = pd.to_numeric(frame["score"])
+        frame["epoch"] = pd.to_numeric(frame["epoch"])
+        frame["seed"] = pd.to_numeric(frame["seed"]).astype(int)
+    except (ValueError, TypeError) as error:
+        raise StudyError(f"{csv}: {first_line(error)}") from None
+    return frame
+
+
+def _point(row: pd.Series, space: Space, csv: Path) -> dict[str, Any]:
+    point = {}
+    for knob, distribution in space.distributions.items():
+        value = _value(distribution, row[knob])
+        if value is None or not in_range(distribution, value):
+            raise StudyError(
+                f"{csv}: {row['trial']}: `{knob}={row[knob]}` is outside the space file's range"
+            )
+        point[knob] = value
+    return point
+
+
+def _value(distribution: BaseDistribution, raw: Any) -> Any:
+    """A CSV cell as the knob's own type; None when it is none of its values."""
+    if isinstance(distribution, CategoricalDistribution):
+        for choice in distribution.choices:
+            same_number = not isinstance(choice, str | bool) and as_number(raw) == choice
+            if str(choice) == str(raw) or same_number:
+                return choice
+        return None
+    number = as_number(raw)
+    if not math.isfinite(number):
+        return None
+    return int(number) if isinstance(distribution, IntDistribution) else number
+
+
+def _state(row: pd.Series, score: float, full: float) -> str:
+    if row["state"]:
+        return str(row["state"])
+    if not math.isfinite(score):
+        return "diverged"
+    return "stopped" if row["epoch"] < full else "finished"

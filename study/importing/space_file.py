@@ -1,0 +1,109 @@
+"""How is a searched space described in a file, for trials that were run elsewhere?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from search_spaces.claims import claim_from_dict
+from search_spaces.space import Knob, Published, Space
+from study.errors import StudyError, nearest
+from study.importing.rows import first_line, mapping
+
+_SPACE_KEYS = ("objective", "epochs", "dataset", "backbone", "tolerance", "untrained", "losses")
+_LOSS_KEYS = ("paper", "knobs", "nuisance", "fixed", "published", "claims")
+_KNOB_KEYS = ("low", "high", "log", "step", "integer", "choices", "symbol", "latex", "unit")
+
+
+def read_spaces(path: Path) -> tuple[dict[str, Space], dict[str, Any], float | None]:
+    """Spaces, protocol and the untrained backbone's score from a space file.
+
+    ```yaml
+    objective: map_at_r      # higher is better
+    epochs: 40               # of a full trial
+    dataset: cub             # optional, as backbone, tolerance and untrained
+    losses:
+      my_loss:
+        knobs:
+          lr: {low: 1.0e-6, high: 1.0e-2, log: true, symbol: η}
+          batch_size: {low: 32, high: 256, step: 32, integer: true}
+          pooling: {choices: [avg, max]}
+        nuisance: [batch_size]                                  # optional
+        published: {lr: 1.0e-4, batch_size: 64, pooling: avg}   # optional
+    ```
+    """
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise StudyError(f"{path} is no readable YAML: {first_line(error)}") from None
+    content = mapping(content, str(path), _SPACE_KEYS)
+    losses = content.get("losses")
+    if not isinstance(losses, dict) or not losses:
+        raise StudyError(f"{path}: `losses` must name at least one loss")
+    spaces = {str(k): _space(str(k), v, path) for k, v in losses.items()}
+    epochs = content.get("epochs", 1)
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise StudyError(f"{path}: `epochs` must be a whole number of at least 1, got {epochs!r}")
+    protocol: dict[str, Any] = {
+        k: content[k] for k in ("dataset", "backbone", "tolerance") if k in content
+    }
+    protocol |= {"objective": str(content.get("objective", "score")), "epochs": epochs}
+    untrained = content.get("untrained")
+    return spaces, protocol, None if untrained is None else float(untrained)
+
+
+def _space(loss: str, content: Any, path: Path) -> Space:
+    content = mapping(content, f"{path}: {loss}", _LOSS_KEYS)
+    described = content.get("knobs")
+    if not isinstance(described, dict) or not described:
+        raise StudyError(f"{path}: {loss} needs `knobs`")
+    knobs = {str(k): _knob(loss, str(k), v, path) for k, v in described.items()}
+    nuisance = [str(k) for k in content.get("nuisance", [])]
+    for name in nuisance:
+        if name not in knobs:
+            raise StudyError(f"{path}: {loss}: no knob {name!r}; {nearest(name, knobs)}")
+    published = content.get("published")
+    try:
+        return Space(
+            loss=loss,
+            paper=str(content.get("paper", "imported trials")),
+            scientific={k: v for k, v in knobs.items() if k not in nuisance},
+            nuisance={k: v for k, v in knobs.items() if k in nuisance},
+            fixed=dict(content.get("fixed", {})),
+            published=(Published("space file", published),) if published else (),
+            claims=tuple(claim_from_dict(c) for c in content.get("claims", [])),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StudyError(f"{path}: {first_line(error)}") from None
+
+
+def _knob(loss: str, name: str, content: Any, path: Path) -> Knob:
+    content = mapping(content, f"{path}: {loss}.{name}", _KNOB_KEYS)
+    where = f"{path}: {loss}.{name}"
+    try:
+        if "choices" in content:
+            distribution: BaseDistribution = CategoricalDistribution(list(content["choices"]))
+        elif content.get("integer"):
+            distribution = IntDistribution(
+                int(content["low"]), int(content["high"]), log=bool(content.get("log", False)),
+                step=int(content.get("step", 1)),
+            )  # fmt: skip
+        else:
+            distribution = FloatDistribution(
+                float(content["low"]), float(content["high"]), log=bool(content.get("log", False)),
+                step=content.get("step"),
+            )  # fmt: skip
+    except KeyError as error:
+        raise StudyError(f"{where} needs {error.args[0]!r} (or `choices`)") from None
+    except (ValueError, TypeError) as error:
+        raise StudyError(f"{where}: {first_line(error)}") from None
+    texts = {k: str(content[k]) for k in ("latex", "unit") if k in content}
+    return Knob(distribution, str(content.get("symbol", name)), "space file", **texts)

@@ -1,0 +1,161 @@
+"""Which findings hold in several studies: other data, other backbones, other machines?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from search_spaces.space import Space
+from study.analyses import across
+from study.analyses.findings import Findings, find
+from study.analyses.leaderboard import UNTRAINED
+from study.errors import StudyError
+from study.report import draw_matplotlib, page, tables
+from study.report.answer import Answer
+from study.report.build import ReportPaths, facts
+from study.report.chart import PALETTE, Axis, Chart, Dots, Line, Mark, Panel, Span
+from study.report.page import Block, Section
+from study.report.record import rows
+from study.report.words import knob_axis, knob_label, listing, number
+from study.table import TrialTable
+
+
+def compare_reports(
+    studies: Sequence[TrialTable],
+    out: Path,
+    *,
+    seed: int = 0,
+    formats: Sequence[str] = draw_matplotlib.FORMATS,
+) -> ReportPaths:
+    """Write index.html, report.json, figures/ and tables/ of a comparison of studies.
+
+    Raises:
+        StudyError: Fewer than two studies.
+    """
+    if len(studies) < 2:
+        raise StudyError(f"a comparison needs at least two studies, got {len(studies)}")
+    findings = [find(table, seed=seed) for table in studies]
+    names = across.names(findings)
+    common, agreement = across.common(findings), across.agreement(findings)
+    told = _sections(findings, names, common, agreement)
+    for folder in ("figures", "tables"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    index, numbers = out / "index.html", out / "report.json"
+    header = [
+        (n, listing([v for _, v in facts(f.table)][:2]))
+        for n, f in zip(names, findings, strict=True)
+    ]
+    said = _answer(names, common)
+    html = page.render(study=" / ".join(names), facts=header, answer=said, sections=told)
+    index.write_text(html, "utf-8")
+    frames = {"ranges": across.ranges(findings), "common": common, "agreement": agreement,
+              "scores": _scores(findings, names)}  # fmt: skip
+    content = {"format": 1, "studies": names, "headline": said.headline}
+    content |= {k: rows(f) for k, f in frames.items()}
+    numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
+    charts = [b.chart for s in told for b in s.blocks if b.chart]
+    drawn = [p for c in charts for p in draw_matplotlib.save(c, out / "figures", formats)]
+    saved = [
+        p
+        for key, frame in frames.items()
+        for p in tables.save(frame, out / "tables", key, caption=f"Studies compared: {key}")
+    ]
+    return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
+
+
+def _answer(names: Sequence[str], common: pd.DataFrame) -> Answer:
+    held = common[common["verdict"] == "holds in all"]
+    lost = common[common["verdict"] == "no common range"]
+    open_ = common[common["verdict"] == "cannot tell"]
+    words = f"{len(held)} of {len(common)} stable ranges hold in all {len(names)} studies."
+    points = []
+    if len(held):
+        points.append(("Holds in all", listing([_range(r) for r in held.to_dict("records")]) + "."))
+    if len(lost):
+        points.append(("Does not carry over", listing(_names(lost)) + "."))
+    if len(open_):
+        points.append(("Cannot tell", f"{listing(_names(open_))}: undetermined in some study."))
+    if common.empty:
+        words = "The studies have no loss and knob in common whose range is known."
+    return Answer(words, tuple(points))
+
+
+def _names(frame: pd.DataFrame) -> list[str]:
+    return [f"{r['loss']} {r['knob']}" for r in frame.to_dict("records")]
+
+
+def _range(row: dict[object, object]) -> str:
+    values = row["values"] or f"{number(row['low'])}–{number(row['high'])}"
+    return f"{row['loss']} {row['knob']} {values}"
+
+
+def _sections(
+    findings: Sequence[Findings],
+    names: Sequence[str],
+    common: pd.DataFrame,
+    agreement: pd.DataFrame,
+) -> list[Section]:
+    shown = common.assign(
+        low=[number(v) for v in common["low"]], high=[number(v) for v in common["high"]]
+    )
+    blocks = [Block(table=shown)] if len(common) else []
+    losses = dict.fromkeys(common["loss"])
+    space_of = {k: f.table.spaces[k] for f in findings for k in f.table.spaces}
+    rows_ = across.ranges(findings)
+    blocks += [
+        Block(chart=_chart(rows_[rows_["loss"] == loss], common, space_of[loss], names))
+        for loss in losses
+    ]
+    lead = "Values within the tolerance of the best with 95 %, in each study and in all of them."
+    scores = _scores(findings, names)
+    return [
+        Section("ranges", "Stable ranges in all studies", blocks, lead),
+        Section("scores", "Best validation scores", [Block(table=scores)]),
+        Section(
+            "agreement",
+            "Do the studies rank alike?",
+            [Block(table=agreement)],
+            "Kendall's tau of the losses' best scores, and of each loss's knobs by importance; 1 is "
+            "the same order, -1 the reverse.",
+        ),
+    ]
+
+
+def _scores(findings: Sequence[Findings], names: Sequence[str]) -> pd.DataFrame:
+    columns = {}
+    for name, found in zip(names, findings, strict=True):
+        board = found.leaderboard
+        columns[name] = board.set_index("loss")["best"].astype(float)
+    frame = pd.DataFrame(columns)
+    order = sorted(frame.index, key=lambda n: (n == UNTRAINED, str(n)))
+    return frame.loc[order].rename_axis("loss").reset_index()
+
+
+def _chart(ranges: pd.DataFrame, common: pd.DataFrame, space: Space, names: Sequence[str]) -> Chart:
+    """One line per study and knob, the common range shaded."""
+    loss = str(ranges["loss"].iloc[0])
+    ticks = tuple((float(len(names) - 1 - i), n) for i, n in enumerate(names))
+    panels = []
+    for knob, rows_ in ranges.groupby("knob", sort=False):
+        if rows_["low"].isna().all():
+            continue
+        marks: list[Mark] = []
+        both = common[(common["loss"] == loss) & (common["knob"] == knob)]
+        if len(both) and both["verdict"].iloc[0] == "holds in all":
+            low, high = (float(both[k].iloc[0]) for k in ("low", "high"))
+            marks.append(Span(low, high, "in all"))
+        for row in rows_.to_dict("records"):
+            i = list(names).index(str(row["study"]))
+            y, color = float(len(names) - 1 - i), PALETTE[i % len(PALETTE)]
+            if row["low"] is not None and row["low"] == row["low"]:
+                marks.append(Line([float(row["low"]), float(row["high"])], [y, y], "", color))
+                marks.append(Dots([float(row["best"])], [y], "", color, size=7, opacity=1.0))
+        y_axis = Axis("", ticks=ticks, limits=(-0.6, len(names) - 0.4))
+        panels.append(
+            Panel(knob_label(space, str(knob)), knob_axis(space, str(knob)), y_axis, tuple(marks))
+        )
+    caption = "Bars: stable range in each study; dots: best value; shaded: stable in all."
+    return Chart(f"ranges-{loss}", loss, caption, tuple(panels))

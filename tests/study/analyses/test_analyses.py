@@ -1,0 +1,369 @@
+"""Does each analysis say what it says it says?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
+
+from search_spaces.claims import BetterLoss, Claim, CostRatio, FasterLoss, HigherMetric
+from search_spaces.space import Knob, Published, Space
+from study.analyses import (
+    across,
+    advice,
+    claims,
+    comparison,
+    divergence,
+    expected_best,
+    lint,
+    pairs,
+    settle,
+    stopping,
+    tuning,
+)
+from study.analyses.findings import Findings, find
+from study.analyses.loss_model import LossModel
+from study.analyses.noise import seed_noise
+from study.analyses.samples import full_epochs, gather
+from study.analyses.surrogate import Refusal, Surrogate, fit
+from study.table import KNOB, TrialTable
+from tests.study.demo import demo_problems
+from tests.study.synthetic import Array, Plan, Problem, additive, make_table, unit_space
+
+
+def _model(table: TrialTable, loss: str = "a") -> Surrogate:
+    model = fit(gather(table, loss))
+    assert isinstance(model, Surrogate)
+    return model
+
+
+def test_seed_noise_is_the_spread_of_repeats_and_covers_the_truth() -> None:
+    held = 0
+    for seed in range(20):
+        problem = Problem(unit_space("a", ["x"]), additive([0.2]), noise=0.01)
+        plan = Plan(trials=8, repeats=4, repeated_points=3)
+        noise = seed_noise(make_table([problem], plan, seed=seed))
+        held += noise.low <= 0.01 <= noise.high
+        assert noise.source == "repeats"
+    assert held >= 15
+    single = make_table([problem], Plan(trials=8, repeats=1))
+    assert not seed_noise(single).measured
+
+
+def test_full_length_is_each_loss_its_own() -> None:
+    table = make_table(demo_problems()[1:], Plan(trials=8, bayes=False))
+    shorter = table.trials["loss"] == "triplet"
+    epochs = table.trials["epochs"].where(~shorter, 9)
+    table = replace(table, trials=table.trials.assign(epochs=epochs))
+    assert full_epochs(table, "triplet") == 9
+    assert full_epochs(table, "circle") == 27
+
+
+# Divergence
+
+
+def test_diverged_trials_shape_the_map_and_the_safe_range(demo_findings: Findings) -> None:
+    model = demo_findings.losses["circle"].surrogate
+    assert isinstance(model, Surrogate)
+    assert model.risk is not None
+    bad, good = np.array([[0.9, 0.5, 0.9]]), np.array([[0.3, 0.5, 0.5]])
+    assert model.risk(bad).mean() > 5 * model.risk(good).mean()
+    assert divergence.riskiest_pair(model.samples, model.risk) in [
+        ("gamma", "backbone_lr"),
+        ("backbone_lr", "gamma"),
+    ]
+    counts = demo_findings.losses["circle"].divergence
+    total = int((demo_findings.table.of("circle")["state"] == "diverged").sum())
+    assert counts.groupby("knob")["diverged"].sum().eq(total).all()
+
+
+def test_trials_below_the_untrained_backbone_are_called_collapsed(demo: TrialTable) -> None:
+    low = divergence.collapsed(demo, "proxy_anchor")
+    assert (low["score"] < 0.21).all()
+    assert divergence.collapsed(replace(demo, baseline={}), "proxy_anchor").empty
+
+
+# Tuning
+
+
+def test_expected_best_matches_brute_force() -> None:
+    scores = np.random.default_rng(0).random(12)
+    rows = expected_best.curve(scores, most=12)
+    rng = np.random.default_rng(1)
+    draws = np.array([rng.choice(scores, 3, replace=False).max() for _ in range(20000)])
+    assert rows["expected"].iloc[2] == pytest.approx(draws.mean(), abs=0.005)
+    assert rows["expected"].iloc[11] == pytest.approx(scores.max())
+    assert (rows["low"] <= rows["median"]).all()
+    assert (rows["median"] <= rows["high"]).all()
+
+
+def test_expected_best_uses_the_blind_part_alone() -> None:
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.1]))
+    table = make_table([problem], Plan(trials=40))
+    blind = table.trials[table.trials["origin"] == "sobol"]
+    rows = expected_best.analyse(table, "a")
+    assert rows["expected"].iloc[0] == pytest.approx(blind["score"].mean())
+    few = make_table([problem], Plan(trials=6, bayes=False))
+    assert expected_best.analyse(few, "a").empty
+
+
+@pytest.fixture(scope="module")
+def tuned() -> tuple[TrialTable, Surrogate]:
+    """Published at 0.5 everywhere, best at 0.7: knob a costs 0.0245 there, b 0.0008, c nothing."""
+    space = unit_space("a", list("abc"))
+    table = make_table([Problem(space, additive([0.3, 0.01, 0.0]), noise=0.004)], Plan(trials=70))
+    return table, _model(table)
+
+
+def test_tunability_leave_and_path(tuned: tuple[TrialTable, Surrogate]) -> None:
+    table, model = tuned
+    places = tuning.ends(table, model)
+    assert places is not None
+    gain, low, high = tuning.gain(model, places)
+    assert low <= 0.0253 <= high
+    assert gain == pytest.approx(0.025, abs=0.006)
+    alone = tuning.tunability(model, places)
+    assert alone["knob"].iloc[0] == "a"
+    assert float(alone["to"].iloc[0]) == pytest.approx(0.7, abs=0.06)
+    verdicts = tuning.leave(model, places, tolerance=0.006).set_index("knob")["verdict"]
+    assert verdicts.to_dict() == {"a": "set it", "b": "may stay", "c": "may stay"}
+    path = tuning.path(model, places)
+    assert path["knob"].iloc[1] == "a"
+    assert path["gain"].sum() == pytest.approx(gain, abs=1e-6)
+
+
+def test_pairs_hide_where_nobody_looked(demo_findings: Findings) -> None:
+    model = demo_findings.losses["circle"].surrogate
+    assert isinstance(model, Surrogate)
+    assert pairs.choose(model, None) == [("gamma", "m")]
+    surface = pairs.analyse(model, ("gamma", "m"))
+    hidden = surface[~surface["supported"]]
+    places = model.samples.units[model.samples.last]
+    for row in hidden.to_dict("records"):
+        gap = np.abs(places[:, :2] - [row["unit"], row["other_unit"]]).max(axis=1)
+        assert gap.min() > 0.1
+
+
+# Early stopping
+
+
+@pytest.mark.parametrize(("crossing", "verdict"), [(False, "safe"), (True, "unsafe")])
+def test_stopping_is_safe_only_if_early_ranks_are_final_ranks(crossing: bool, verdict: str) -> None:
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.1]), noise=0.001)
+    table = make_table([problem], Plan(trials=40, bayes=False))
+    if crossing:  # the early scores of the best trials are the worst
+        late = table.curves["epoch"] > 20
+        turned = table.curves["score"].where(late, 1.0 - table.curves["score"])
+        table = replace(table, curves=table.curves.assign(score=turned))
+    rows = stopping.analyse(table, "a")
+    assert len(rows) == 2
+    assert set(rows["verdict"]) == {verdict}
+
+
+# Comparison
+
+
+def test_holm_by_hand() -> None:
+    p = np.array([0.01, 0.04, 0.03])
+    assert comparison.holm(p) == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_confirmed_scores_exclude_the_search(demo: TrialTable, demo_findings: Findings) -> None:
+    rows = demo_findings.confirmed.set_index(["loss", "point"])
+    scores = demo.trials[(demo.trials["loss"] == "triplet") & (demo.trials["split"] == "test")]
+    assert rows.loc[("triplet", "tuned"), "seeds"] == 5
+    assert len(scores) == 10
+    assert set(rows.loc["proxy_anchor"].index) == {"tuned", "published"}
+    assert (demo_findings.paired["test"] == "paired t").all()
+    assert demo_findings.best["loss"].iloc[0] == "proxy_anchor"
+    assert demo_findings.best_split == "test"
+
+
+def test_equal_losses_are_a_tie_at_the_stated_rate() -> None:
+    """Two names of one function: `better` or `worse` in at most 1 of 20 (here 3 of 20)."""
+    called = 0
+    for seed in range(20):
+        twins = [
+            Problem(unit_space(name, ["x"]), additive([0.1]), noise=0.01)
+            for name in ("norm_softmax", "proxy_nca_pp")
+        ]
+        table = make_table(twins, Plan(trials=6, confirm=5), seed=seed)
+        # The same point for both, or the search's luck would be part of the difference.
+        rows = comparison.paired(_same_points(table))
+        called += rows["verdict"].iloc[0] != "cannot tell"
+        floor = comparison.noise_floor(table)
+        assert len(floor) == 1
+        assert floor["validation"].iloc[0] >= 0
+    assert called <= 3
+
+
+def _same_points(table: TrialTable) -> TrialTable:
+    rng = np.random.default_rng(int(table.trials["score"].sum() * 1e6) % 2**32)
+    test = table.trials["split"] == "test"
+    score = table.trials["score"].where(~test, 0.5 + 0.01 * rng.standard_normal(len(test)))
+    return replace(table, trials=table.trials.assign(score=score))
+
+
+def test_without_confirmation_the_answer_is_from_validation() -> None:
+    table = make_table(demo_problems()[1:], Plan(trials=20))
+    draws, split = comparison.best_draws(table, {})
+    assert split == "validation"
+    rows = comparison.probability_best(draws)
+    assert rows["loss"].iloc[0] == "circle"
+    assert rows["probability"].sum() == pytest.approx(1.0)
+
+
+# Claims
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        (BetterLoss("circle"), "supported"),
+        (FasterLoss("circle"), "supported"),
+        (CostRatio("circle", 1.05), "supported"),
+        (CostRatio("circle", 0.9), "contradicted"),
+        (HigherMetric("recall_at_1", "circle"), "supported"),
+        (HigherMetric("nonsense", "circle"), "cannot tell"),
+        (BetterLoss("multi_similarity"), "cannot tell"),
+    ],
+)
+def test_claims_about_losses(demo_findings: Findings, claim: BetterLoss, verdict: str) -> None:
+    said = Claim("c", "", "", claim)
+    found = claims.judge(demo_findings.table, demo_findings.models, "proxy_anchor", said)
+    assert found.verdict == verdict
+    assert found.evidence
+    assert (found.settle == "") == (verdict != "cannot tell")
+
+
+def test_the_reverse_claim_is_contradicted(demo_findings: Findings) -> None:
+    said = Claim("c", "", "", BetterLoss("proxy_anchor"))
+    found = claims.judge(demo_findings.table, demo_findings.models, "triplet", said)
+    assert found.verdict == "contradicted"
+
+
+def test_settle_gives_points_inside_the_space(demo_findings: Findings) -> None:
+    table = demo_findings.table
+    open_claims = demo_findings.claims[demo_findings.claims["verdict"] == "cannot tell"]
+    points = settle.settle(table, demo_findings.models)
+    assert len(open_claims)
+    assert len(points)
+    for row in points.to_dict("records"):
+        loss = str(row["loss"])
+        values = {k: row[KNOB + k] for k in table.knobs(loss)}
+        for knob in ("batch_size",):
+            if knob in values:
+                values[knob] = int(values[knob])
+        table.spaces[loss].check_point(values)
+        assert row["origin"] in ("sweep", "confirm")
+
+
+def test_losses_too_close_to_call_get_fresh_confirmation_seeds() -> None:
+    twins = [Problem(unit_space(n, ["x"]), additive([0.1]), noise=0.02) for n in ("a", "b")]
+    said = Claim("c", "", "", BetterLoss("b"))
+    space = replace(twins[0].space, claims=(said,))
+    table = make_table([replace(twins[0], space=space), twins[1]], Plan(trials=8, confirm=3))
+    models = {n: LossModel(Refusal("few"), Refusal("few"), 0.02) for n in ("a", "b")}
+    points = settle.settle(table, models)
+    assert set(points["loss"]) == {"a", "b"}
+    assert set(points["origin"]) == {"confirm"}
+    used = set(table.trials.loc[table.trials["split"] == "test", "seed"])
+    assert not used & set(points["seed"])
+
+
+# Advice
+
+
+def test_advice_goes_where_the_answer_is_open() -> None:
+    """Half of a knob's range was never tried: the advice must go there."""
+    space = unit_space("a", ["x", "y"])
+    table = make_table([Problem(space, additive([0.2, 0.1]), noise=0.004)], Plan(trials=60))
+    seen = table.trials[KNOB + "x"] < 0.5
+    table = replace(table, trials=table.trials[seen])
+    models = {"a": LossModel(_model(table), None, 0.004)}
+    points = advice.advise(table, models, n=10)
+    assert len(points) == 10
+    assert (points[KNOB + "x"] > 0.5).mean() >= 0.5
+    assert points["worth"].iloc[0] == points["worth"].max()
+
+
+def test_advice_fills_thin_losses_and_repeats_seeds() -> None:
+    space = unit_space("a", list("abcd"))
+    thin = make_table([Problem(space, additive([0.2] * 4))], Plan(trials=5, repeats=1))
+    refused = fit(gather(thin, "a"))
+    assert isinstance(refused, Refusal)
+    points = advice.advise(thin, {"a": LossModel(refused, refused, float("nan"))}, n=12)
+    assert set(points["origin"]) == {"sobol"}
+    single = make_table([Problem(space, additive([0.2] * 4))], Plan(trials=40, repeats=1))
+    model = _model(single)
+    points = advice.advise(single, {"a": LossModel(model, None, model.noise)}, n=12)
+    assert "repeat" in set(points["origin"])
+
+
+# Lint
+
+
+def _space(**knobs: object) -> Space:
+    made = {k: Knob(d, k, "test") for k, d in knobs.items()}  # type: ignore[arg-type]
+    return Space(loss="a", paper="", scientific=made)
+
+
+def _rules(frame: pd.DataFrame) -> set[str]:
+    return set(frame["rule"])
+
+
+def test_lint_of_spaces() -> None:
+    linear = _space(lr=FloatDistribution(1e-5, 1e-1))
+    assert "linear over decades" in _rules(lint.lint_spaces({"a": linear}))
+    logged = _space(lr=FloatDistribution(1e-5, 1e-1, log=True), n=IntDistribution(1, 8))
+    found = _rules(lint.lint_spaces({"a": logged}, trials=50, sobol=20))
+    assert found == {"published out of range"}
+    coupled = _space(
+        proxy_lr=FloatDistribution(1e-4, 1.0, log=True),
+        adam_eps=FloatDistribution(1e-8, 1.0, log=True),
+    )
+    found = _rules(lint.lint_spaces({"a": coupled}, trials=5, sobol=2))
+    assert found >= {"coupled knobs", "budget too small", "too few space-filling trials"}
+    edge = replace(logged, published=(Published("", {"lr": 1e-1, "n": 2}),))
+    assert "published on a bound" in _rules(lint.lint_spaces({"a": edge}))
+    twins = {n: replace(logged, loss=n) for n in ("norm_softmax", "proxy_nca_pp")}
+    assert "alias" in _rules(lint.lint_spaces(twins))
+    assert any("one function" in line for line in lint.lint_plan(twins, points=lambda loss: 40))
+
+
+def test_lint_of_results() -> None:
+    def rising(u: Array) -> Array:
+        return np.asarray(0.3 + 0.3 * u[:, 0])
+
+    table = make_table([Problem(unit_space("a", ["x", "y"]), rising, noise=0.001)])
+    found = lint.lint_results(table)
+    assert "optimum on a bound" in _rules(found)
+    assert set(found.loc[found["rule"] == "optimum on a bound", "knob"]) == {"x"}
+    calm = make_table([Problem(unit_space("a", ["x", "y"]), additive([0.2, 0.2], best=0.5))])
+    assert "optimum on a bound" not in _rules(lint.lint_results(calm))
+    slow = make_table([Problem(unit_space("a", ["x"]), additive([0.1]), tau=60.0, noise=0.001)])
+    assert "epochs too few" in _rules(lint.lint_results(slow))
+    single = make_table([Problem(unit_space("a", ["x"]), additive([0.1]))], Plan(repeats=1))
+    assert "no repeats" in _rules(lint.lint_results(single))
+
+
+# Several studies
+
+
+def test_ranges_common_to_two_studies() -> None:
+    def shifted(best: float) -> TrialTable:
+        problem = Problem(
+            unit_space("a", ["x", "y"]), additive([0.3, 0.0], best=best), noise=0.003
+        )
+        return make_table([problem], Plan(trials=50), tolerance=0.01)
+
+    near = [find(shifted(0.5)), find(shifted(0.55))]
+    rows = across.common(near).set_index("knob")
+    assert rows.loc["x", "verdict"] == "holds in all"
+    assert 0.4 < float(rows.loc["x", "low"]) < float(rows.loc["x", "high"]) < 0.65
+    far = [near[0], find(shifted(0.95))]
+    assert across.common(far).set_index("knob").loc["x", "verdict"] == "no common range"
+    assert across.names(near) == ["made-up", "made-up (2)"]

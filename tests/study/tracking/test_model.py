@@ -1,0 +1,130 @@
+"""Can others load and serve the winner's embeddings without this project?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+from torch import nn
+
+from study.errors import StudyError
+from study.tracking.local import default_uri, relocate
+from study.tracking.model import Features, Images, log_model
+from study.tracking.server import free_port
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 16),
+    ).eval()
+
+
+@pytest.fixture
+def store(finished: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "groceries"
+    shutil.copytree(finished, folder)
+    relocate(folder)
+    return folder
+
+
+def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
+    uri, network = default_uri(store), _network()
+    inputs = Images(height=24, width=20)
+    before = mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")
+    log = partial(log_model, uri, study="groceries", trial="circle-0008", inputs=inputs)
+    address = log(network=network, tags={"loss": "circle"})
+    assert address == "models:/groceries/1"
+    assert log(network=network) == address
+    assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")) == before
+    version = MlflowClient(uri).get_model_version("groceries", "1")
+    run = MlflowClient(uri).get_run(version.run_id)
+    assert run.data.tags["dml.trial"] == "circle-0008"
+    assert (run.info.status, run.info.end_time) == ("FINISHED", 1_800_000_017_000)
+
+    images = np.random.default_rng(1).integers(0, 256, (5, 24, 20, 3), dtype=np.uint8)
+    mean, std = torch.tensor(inputs.mean), torch.tensor(inputs.std)
+    with torch.inference_mode():
+        batch = (torch.from_numpy(images).float() / 255 - mean) / std
+        expected = network(batch.permute(0, 3, 1, 2)).numpy()
+    given = _in_another_process(uri, address, images, store)
+    np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_and_unknown_trials(store: Path) -> None:
+    uri, network = default_uri(store), nn.Linear(12, 4)
+    address = log_model(
+        uri, study="groceries", trial="circle-0001", network=network, inputs=Features(12)
+    )
+    mlflow.set_tracking_uri(uri)
+    try:
+        model = mlflow.pyfunc.load_model(address)
+    finally:
+        mlflow.set_tracking_uri(None)
+    rows = np.random.default_rng(1).normal(size=(7, 12)).astype(np.float32)
+    expected = network(torch.from_numpy(rows)).detach().numpy()
+    np.testing.assert_allclose(model.predict(rows), expected, rtol=1e-4, atol=1e-6)
+    assert model.metadata.signature.outputs.inputs[0].shape == (-1, 4)
+    with pytest.raises(StudyError, match="no trial 'circle-9999'"):
+        log_model(uri, study="groceries", trial="circle-9999", network=network, inputs=Features(12))
+
+
+def _in_another_process(
+    uri: str, address: str, images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], folder: Path
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """The answer of `mlflow models serve`, run where this project cannot be imported."""
+    port = free_port()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ours = {"MLFLOW_TRACKING_URI": uri, "PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", address, "--host"]
+    log = (folder / "serve.log").open("wb")
+    server = subprocess.Popen(
+        [*command, "127.0.0.1", "--port", str(port), "--env-manager", "local"],
+        env={**os.environ, **ours},
+        cwd=folder,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + 120.0
+        while True:
+            assert server.poll() is None, (folder / "serve.log").read_text()
+            assert time.monotonic() < end
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0)
+                break
+            except OSError:
+                time.sleep(0.2)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/invocations",
+            data=json.dumps({"inputs": images.tolist()}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60.0) as answer:
+            return np.array(json.load(answer)["predictions"])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+        log.close()
