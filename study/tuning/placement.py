@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from study.errors import StudyError
 from study.file import ResourcesSection
 
 REFRESH_SECONDS = 5.0
@@ -51,16 +52,38 @@ def fitting(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -
     return trials
 
 
-def slots(resources: ResourcesSection) -> Callable[[], int]:
-    """How many trials the cluster can run at once, asked anew every few seconds."""
+def check_room(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise unless a trial fits on these nodes, to which no others will be added.
+
+    Raises:
+        StudyError: Not even one trial fits; it would wait for ever.
+    """
+    if fitting(resources, nodes):
+        return
+    need = bundle(resources)
+    has = [", ".join(f"{name} {node.get(name, 0.0):g}" for name in need) for node in nodes]
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in need.items())
+    raise StudyError(
+        f"resources: a trial needs {resources.nodes_per_trial} node(s) with {wanted} each, but "
+        f"here is {len(has)} with {'; '.join(has)}; lower cpus_per_trial, gpus_per_trial or "
+        "ranks_per_trial, or name a cluster with --address"
+    )
+
+
+def alive_nodes() -> list[Mapping[str, float]]:
+    """What each node of the cluster has."""
     import ray
 
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def slots(resources: ResourcesSection) -> Callable[[], int]:
+    """How many trials the cluster can run at once, asked anew every few seconds."""
     state = {"slots": 1, "until": 0.0}
 
     def ask() -> int:
         if time.monotonic() >= state["until"]:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            state["slots"] = max(1, fitting(resources, nodes))
+            state["slots"] = max(1, fitting(resources, alive_nodes()))
             state["until"] = time.monotonic() + REFRESH_SECONDS
         return min(int(state["slots"]), resources.max_concurrent or 10**6)
 

@@ -22,7 +22,7 @@ from study.tracking.local import relocate
 from study.tracking.writer import Tracker
 from study.tuning.desk import Desk
 from study.tuning.ledger import Ledger
-from study.tuning.placement import placement, slots
+from study.tuning.placement import alive_nodes, check_room, placement, slots
 from study.tuning.record import Record
 from study.tuning.telling import TrackingListener
 
@@ -183,6 +183,8 @@ def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterato
         else:
             ray.init(address=address, **common)
     try:
+        if address is None:
+            check_room(plan.file.resources, alive_nodes())
         yield
     finally:
         ray.shutdown()

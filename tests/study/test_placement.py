@@ -10,7 +10,7 @@ from study.errors import StudyError
 from study.file import ResourcesSection
 from study.plan import build_plan
 from study.read_file import parse_study
-from study.tuning.placement import fitting, placement
+from study.tuning.placement import check_room, fitting, placement
 
 NODE = {"CPU": 16.0, "GPU": 4.0}
 
@@ -47,6 +47,13 @@ def test_how_many_trials_fit(
     resources: dict[str, Any], nodes: list[dict[str, float]], expected: int
 ) -> None:
     assert fitting(section(**resources), nodes) == expected
+
+
+def test_a_trial_that_never_fits_is_refused() -> None:
+    pair = section(gpus_per_trial=2, ranks_per_trial=2, cpus_per_trial=2)
+    check_room(pair, [NODE])
+    with pytest.raises(StudyError, match="with CPU 2, GPU 2 each, but here is 1"):
+        check_room(pair, [{"CPU": 16.0, "GPU": 1.0}])
 
 
 def test_bundles_are_the_nodes_of_a_trial() -> None:
