@@ -109,6 +109,7 @@ class Replica:
             "loss": total / len(batches),
             "train_seconds": seconds,
             "images_per_second": images / seconds,
+            **{f"lr_{g['name']}": float(g["lr"]) for g in self.optimizer.param_groups},
         }
 
     def time_steps(self, steps: int) -> tuple[float, float]:
@@ -214,7 +215,8 @@ class Replica:
         settings = self._settings
         set_learning_rates(self.optimizer, epoch=epoch, settings=settings)
         reseed(self.loss, derive(seed, "loss") % 2**31)
-        set_progress(self.loss, epoch / settings.epochs)
+        # The last epoch trains at the schedule's end.
+        set_progress(self.loss, epoch / max(settings.epochs - 1, 1))
         self.model.train()
         self.loss.train()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from trainables.checkpoints import load_checkpoint, save_checkpoint
@@ -71,6 +72,7 @@ class Training:
         metrics = _mean(by_seed)
         scores = [m[self._spec.objective] for m in by_seed]
         metrics["seconds"] = time.perf_counter() - started
+        metrics |= memory_use()
         self._seconds += metrics["seconds"]
         self.last_result = {
             "epoch": self.epoch,
@@ -176,6 +178,14 @@ def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
     if stop - start == len(indices):
         return Part(part.items[start:stop], part.labels[start:stop])
     return Part(part.items[indices], part.labels[indices])
+
+
+def memory_use() -> dict[str, float]:
+    """Memory of this process in MiB, and of its GPU if it has one."""
+    use = {"memory_mib": psutil.Process().memory_info().rss / 2**20}
+    if torch.cuda.is_available():
+        use["gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+    return use
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
