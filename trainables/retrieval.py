@@ -155,31 +155,50 @@ class _Members:
 def _first_hits(
     block: Block, missed: Ids, own: Ids, queries: Vectors, items: Vectors, members: _Members
 ) -> Ids:
-    """Places of the first hits of queries that have none in the list.
+    """Places of the first hits of the block's queries `missed`, which have none in the list.
 
     The place of the best item of the class is one more than the number of items before it: those
     clearly more similar are counted in float32, near-ties are compared in float64.
     """
-    device, margin = items.raw.device, queries.margin
     firsts = np.empty(len(missed), dtype=np.int64)
-    for i, at in enumerate(missed):
-        row = int(block.rows[at])
-        similarities = block.similarities[int(at)]
-        own_items = torch.from_numpy(members.of(int(own[at]))).to(device)
-        own_items = own_items[similarities[own_items] > -torch.inf]  # not the query itself
-        index = torch.tensor(row, device=device)
-        exact = cosines(queries, items, index.expand(len(own_items)), own_items)
-        best = float(exact.max())
-        best_item = int(own_items[exact == best][0])
-        before = int(torch.count_nonzero(similarities > best + margin))
-        near = torch.nonzero((similarities - best).abs() <= margin)[:, 0]
-        if len(near) <= CROWD:
-            rivals = cosines(queries, items, index.expand(len(near)), near)
-            before += int(((rivals > best) | ((rivals == best) & (near < best_item))).sum())
-        else:
-            before += int((near < best_item).sum())
-        firsts[i] = before + 1
+    for start in range(0, len(missed), 64):
+        at = missed[start : start + 64]
+        rows, similarities = block.rows[at], block.similarities[torch.from_numpy(at)]
+        best, best_item = _best_members(rows, own[at], similarities, queries, items, members)
+        middle = torch.from_numpy(best).to(similarities)[:, None]
+        before = (similarities > middle + queries.margin).sum(dim=1).cpu().numpy()
+        near = torch.nonzero((similarities - middle).abs() <= queries.margin).cpu().numpy()
+        of, item = near[:, 0], near[:, 1]
+        ahead = item < best_item[of]  # enough for ties, and for crowds of near-ties
+        few = np.bincount(of, minlength=len(at))[of] <= CROWD
+        rivals = _pairs(queries, items, rows[of[few]], item[few])
+        mine = best[of[few]]
+        ahead[few] = (rivals > mine) | ((rivals == mine) & ahead[few])
+        firsts[start : start + 64] = before + np.bincount(of[ahead], minlength=len(at)) + 1
     return firsts
+
+
+def _best_members(
+    rows: Ids, own: Ids, similarities: Tensor, queries: Vectors, items: Vectors, members: _Members
+) -> tuple[NDArray[np.float64], Ids]:
+    """Exact similarity and index of each query's nearest item of its own class."""
+    lists = [members.of(int(label)) for label in own]
+    of = np.repeat(np.arange(len(rows)), [len(found) for found in lists])
+    item = np.concatenate(lists)
+    # The query itself stands at minus infinity.
+    other = (similarities[torch.from_numpy(of), torch.from_numpy(item)] > -torch.inf).cpu().numpy()
+    of, item = of[other], item[other]
+    exact = _pairs(queries, items, rows[of], item)
+    order = np.lexsort((item, -exact, of))
+    first = order[np.unique(of[order], return_index=True)[1]]
+    return exact[first], item[first]
+
+
+def _pairs(queries: Vectors, items: Vectors, rows: Ids, columns: Ids) -> NDArray[np.float64]:
+    device = items.raw.device
+    pair = (torch.from_numpy(index).to(device) for index in (rows, columns))
+    exact: NDArray[np.float64] = cosines(queries, items, *pair).cpu().numpy()
+    return exact
 
 
 def _ids(labels: ArrayLike | Tensor, name: str) -> Ids:
