@@ -25,6 +25,9 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+chaos: $(INSTALLED_DEV)
+	DML_STUDY_CHAOS=long $(BIN)/python -m pytest tests/study/test_chaos.py -s
+
 bench: $(INSTALLED_DEV)
 	$(BIN)/python -m tests.benchmarks
 

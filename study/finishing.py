@@ -5,23 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from study.display import number
 from study.home import StudyHome
-from study.jobs import Job, Progress
+from study.jobs import Job, Progress, Split
 from study.plan import Plan
 from study.report.build import write_report
-from study.table import TrialTable
+from study.requests import confirm_seed, plain_value
+from study.table import KNOB, Origin, TrialTable
 from study.tracking.reader import read_table
 from study.tracking.writer import Tracker
 from study.tuning.ledger import Ledger
+from trainables.backbone import Backbone
 from trainables.gallery import write_gallery
+from trainables.model import EmbeddingModel
 from trainables.replica import embed
 from trainables.training import Training
 from trainables.workbench import Bench
+
+if TYPE_CHECKING:
+    from study.tracking.model import Features, Images
 
 FLUSH_SECONDS = 60.0
 _PICTURES = (".png", ".svg")
@@ -51,7 +57,43 @@ def publish(
     say("making the report")
     write_report(read_table(home.tracking_uri(plan), plan.name), home.report)
     keep_report(home, plan, tracker)
+    _keep_winner(home, plan, bench)
     return True
+
+
+def _keep_winner(home: StudyHome, plan: Plan, bench: Bench) -> None:
+    """Register the network of the confirmed winner, which was chosen on validation classes."""
+    from study.analyses.leaderboard import analyse
+    from study.tracking.model import log_model
+
+    uri = home.tracking_uri(plan)
+    table = read_table(uri, plan.name)
+    winner = next((loss for loss in analyse(table)["loss"] if loss in plan.losses), "")
+    confirmed = table.trials[
+        (table.trials["loss"] == winner)
+        & (table.trials["origin"] == "confirm")
+        & (table.trials["state"] == "finished")
+        & (table.trials["seed"] == confirm_seed(plan, 0))
+    ].sort_values("anchor")  # the incumbent's before the published point's
+    if confirmed.empty:
+        return
+    row = confirmed.iloc[0]
+    values = {k: row[KNOB + k] for k in plan.spaces[winner].searched}
+    training = best_training(home, plan, bench, row["trial"], winner, values, split="test")
+    if training is not None:
+        network = training.replicas[0].model
+        inputs = _inputs(bench, network)
+        log_model(uri, study=plan.name, trial=row["trial"], network=network, inputs=inputs)
+
+
+def _inputs(bench: Bench, network: EmbeddingModel) -> Images | Features:
+    """What the network takes, for its signature."""
+    from study.tracking.model import Features, Images
+
+    if isinstance(network.backbone, Backbone):
+        size = bench.image_size
+        return Images(size, size, network.backbone.mean, network.backbone.std)
+    return Features(network.head.in_features)
 
 
 def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
@@ -105,12 +147,21 @@ def _gallery(
 
 
 def best_training(
-    home: StudyHome, plan: Plan, bench: Bench, trial: str, loss: str, values: dict[str, object]
+    home: StudyHome,
+    plan: Plan,
+    bench: Bench,
+    trial: str,
+    loss: str,
+    values: Mapping[str, Any],
+    split: Split = "validation",
 ) -> Training | None:
     """A trial restored from its last checkpoint; None when that is gone."""
-    job = Job(trial, loss, 0, "published", values, seed=0)  # type: ignore[arg-type]
+    origin: Origin = "published" if split == "validation" else "confirm"
+    distributions = plan.spaces[loss].distributions
+    point = {k: plain_value(d, values[k]) for k, d in distributions.items()}
+    job = Job(trial, loss, 0, origin, point, seed=0, split=split)
     spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=home.checkpoints)
-    training = Training(replace(spec, replicas=plan.file.search.seeds_per_point), bench)
+    training = Training(spec, bench)
     return training if training.restore() else None
 
 

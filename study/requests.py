@@ -93,6 +93,11 @@ def confirm_jobs(plan: Plan, incumbents: Points) -> list[Job]:
     return jobs
 
 
+def confirm_seed(plan: Plan, index: int) -> int:
+    """The seed of a confirmation; the first one's network is kept."""
+    return derive(plan.file.search.seed, "confirm", index) % 2**31
+
+
 def _anchors(plan: Plan, incumbents: Points, loss: str) -> dict[str, dict[str, Value]]:
     anchors = {}
     if plan.spaces[loss].published:

@@ -144,7 +144,9 @@ def _thin(
         if d == 0 or count == 0:
             continue
         why = "too few trials to model this loss"
-        for unit in qmc.Sobol(d, seed=seed + 7919).random(count):
+        # A power of two and a cut: other counts are unbalanced, and scipy says so.
+        length = max(count - 1, 0).bit_length()
+        for unit in qmc.Sobol(d, seed=seed + 7919).random_base2(length)[:count]:
             values = {
                 KNOB + k: from_unit(dist, u)
                 for (k, dist), u in zip(space.distributions.items(), unit, strict=True)

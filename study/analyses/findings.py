@@ -16,6 +16,7 @@ from study.analyses import (
     expected_best,
     history,
     importance,
+    inflation,
     leaderboard,
     lint,
     pairs,
@@ -95,6 +96,7 @@ class Findings:
     leaderboard: pd.DataFrame
     history: pd.DataFrame
     confirmed: pd.DataFrame
+    inflation: pd.DataFrame
     paired: pd.DataFrame
     best: pd.DataFrame
     best_split: str
@@ -123,6 +125,7 @@ def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
         leaderboard=leaderboard.analyse(table),
         history=history.analyse(table),
         confirmed=comparison.confirmed(table),
+        inflation=inflation.analyse(table),
         paired=comparison.paired(table),
         best=comparison.probability_best(draws),
         best_split=split,
@@ -186,9 +189,10 @@ def _shares(model: Surrogate | Refusal, seed: int) -> tuple[Frame, Frame, Frame]
     if refused is not None or isinstance(model, Refusal):
         assert refused is not None
         return refused, refused, refused
-    shares = importance.shares(model, seed=seed)
+    values = importance.design_values(model, seed=seed)
+    shares = importance.of_values(values)
     floor = float(np.median(model.samples.scores[model.samples.last]))
-    good = importance.shares(model, seed=seed, floor=floor)
+    good = importance.of_values(values, floor=floor)
     return (
         importance.of_knobs(model, shares),
         importance.of_knobs(model, good),

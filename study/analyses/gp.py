@@ -194,8 +194,8 @@ def learn(
     *,
     seed: int,
     start: Array | None = None,
-    most: int = 200,
-    steps: int = 60,
+    most: int = 180,
+    steps: int = 50,
 ) -> Fitted:
     """Hyperparameters of highest posterior, on at most `most` rows."""
     thin = _thin(samples, most, seed)

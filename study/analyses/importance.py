@@ -35,6 +35,11 @@ def shares(
     With a floor the question becomes which knobs matter among settings worth having, since
     otherwise a region of failures explains most of the variance.
     """
+    return of_values(design_values(surrogate, n=n, seed=seed), floor=floor)
+
+
+def design_values(surrogate: Surrogate, *, n: int = 512, seed: int = 0) -> Array:
+    """Draws at a Saltelli design: draws x (2 knobs + 2 matrices) x n."""
     d = len(surrogate.samples.knobs)
     base = qmc.Sobol(2 * d, seed=seed).random(n)
     a, b = base[:, :d], base[:, d:]
@@ -45,9 +50,14 @@ def shares(
             mixed[:, i] = other[:, i]
             designs.append(mixed)
     values = surrogate.draws(np.concatenate(designs))
+    return np.asarray(values.reshape(len(values), 2 * d + 2, n))
+
+
+def of_values(values: Array, *, floor: float | None = None) -> Shares:
+    """Shares from the values at a Saltelli design."""
+    d = values.shape[1] // 2 - 1
     if floor is not None:
         values = np.maximum(values, floor)
-    values = values.reshape(len(values), 2 * d + 2, n)
     values = values - values[:, :2].mean(axis=(1, 2), keepdims=True)
     f_a, f_b = values[:, 0], values[:, 1]
     variance = np.maximum(values[:, :2].var(axis=(1, 2)), 1e-300)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import PchipInterpolator
 from scipy.stats import qmc
 
 from search_spaces.scale import from_unit
@@ -93,7 +93,7 @@ def _fine(surrogate: Surrogate, knob: str, others: Array) -> tuple[Array, Array]
     fine = np.linspace(0.0, 1.0, 81)
     smooth = surrogate.kind != "forest" and surrogate.risk is None
     if smooth:
-        return fine, np.asarray(CubicSpline(grid, draws, axis=1)(fine))
+        return fine, np.asarray(PchipInterpolator(grid, draws, axis=1)(fine))
     return fine, np.stack([np.interp(fine, grid, draw) for draw in draws])
 
 

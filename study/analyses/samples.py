@@ -72,7 +72,7 @@ class Samples:
         return int(self.last.sum())
 
 
-def gather(table: TrialTable, loss: str, *, max_rows: int = 700) -> Samples:
+def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
     """The rows of one loss; failed trials say nothing about the knobs and are left out.
 
     Beyond `max_rows` rows the early epochs go first, then every second trial of the rest by order.

@@ -87,6 +87,10 @@ class Surrogate:
         if stretch > 1.0:
             middle = values.mean(axis=0)
             values = middle + stretch * (values - middle)
+        if self.kind == "log_gp":
+            # The inverse of a logarithm runs away where there are no trials.
+            seen = self.samples.scores
+            values = np.maximum(values, float(seen.min()) - 0.25 * float(np.ptp(seen)))
         if self.risk is None:
             return values
         chance = self.risk(units)
@@ -204,7 +208,7 @@ def _gp_paths(
         # Without replacement: repeats of a row would pass for repeated trials.
         drawn = rng.choice(points, size=max(round(KEPT * len(points)), 3), replace=False)
         subset = samples.rows(np.isin(samples.point, drawn))
-        learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=180, steps=25)
+        learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=150, steps=10)
         posterior = gp.Posterior(subset, learned, standard)
         paths.append(posterior.paths(share, seed=seed + 1000 + b))
     return tuple(paths)
@@ -236,7 +240,7 @@ def _validate_gp(
     for train, test in _folds(samples, seed):
         # Start away from the fit on all rows, or the held-out rows would have a say.
         start = np.round(fitted.theta)
-        learned = gp.learn(train, standard, seed=seed, start=start, most=160, steps=20)
+        learned = gp.learn(train, standard, seed=seed, start=start, most=130, steps=12)
         m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
         density = norm.logpdf(standard.latent(test.scores), m, s)
         density += np.log(standard.slope(test.scores))
@@ -263,9 +267,6 @@ def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
     r2 = 1.0 - left / max(float(((y - base) ** 2).sum()), 1e-300)
     edge = float(norm.ppf(0.95))
     stretch = float(np.quantile(error, 0.9)) / edge
-    # Models compete as they will be used, the too sure ones stretched.
-    wide = max(stretch, 1.0)
-    density = density + 0.5 * error**2 * (1.0 - wide**-2) - np.log(wide)
     return Quality(kind, r2, float((error <= edge).mean()), float(density.mean()), stretch)
 
 

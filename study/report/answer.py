@@ -10,7 +10,7 @@ import pandas as pd
 from study.analyses.findings import Findings, LossFindings
 from study.analyses.leaderboard import UNTRAINED
 from study.analyses.surrogate import Refusal
-from study.report.words import knob_label, listing, metric_label, number, percent, score
+from study.report.words import chance, knob_label, listing, metric_label, number, score
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,12 @@ def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
     first, second = rows.iloc[0], rows.iloc[1]
     gap = float(first["score"] - second["score"])
     words = (
-        f"{percent(float(first['probability']))} that {first['loss']} is the best of "
+        f"{chance(float(first['probability']))} that {first['loss']} is the best of "
         f"{len(rows)}; {second['loss']} is {gap:.3f} behind."
     )
+    silent = [n for n in ranked["loss"] if n not in set(rows["loss"])]
+    if silent:
+        words += f" {listing(silent)}: no repeated seed, so not in the race."
     if findings.best_split != "test":
         words += " Validation classes only: confirm on test classes before you publish."
     floor = findings.noise_floor

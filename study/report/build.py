@@ -79,6 +79,7 @@ def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str]]:
         ("leaderboard", findings.leaderboard, "Best validation score per loss"),
         ("history", findings.history, "Best score so far against epochs spent"),
         ("confirmed", findings.confirmed, "Confirmed test scores, 95 % intervals over seeds"),
+        ("inflation", findings.inflation, "Best-test-epoch selection minus last epoch"),
         ("paired", findings.paired, "Tuned losses in pairs, Holm-corrected"),
         ("best", findings.best, f"Probability of being the best loss ({findings.best_split})"),
         ("noise-floor", findings.noise_floor, "Differences between names of one function"),

@@ -118,8 +118,8 @@ def _sections(
             "agreement",
             "Do the studies rank alike?",
             [Block(table=agreement)],
-            "Kendall's tau of the losses' best scores, and of each loss's knobs by importance; 1 is "
-            "the same order, -1 the reverse.",
+            "Kendall's tau of the losses' best scores, and of each loss's knobs by importance: 1 "
+            "is the same order, -1 the reverse.",
         ),
     ]
 

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from study.report.chart import Axis, Band, Bars, Chart, Dots, Heat, Line, Mark, Panel, Rule, Span
 from study.report.tables import safe_name
@@ -144,6 +144,7 @@ def _axis(axes: Axes, axis: Axis, which: str) -> None:
     target = getattr(axes, f"{which}axis")
     if axis.ticks:
         target.set_ticks([t for t, _ in axis.ticks], [s for _, s in axis.ticks])
+        target.set_minor_locator(NullLocator())
         if len(axis.ticks) > 4 and which == "x":
             axes.tick_params(axis="x", rotation=30)
     elif axis.percent:

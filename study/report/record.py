@@ -29,6 +29,7 @@ def record(findings: Findings, said: Answer) -> dict[str, Any]:
         "answer": {"headline": said.headline, "points": [list(p) for p in said.points]},
         "leaderboard": rows(findings.leaderboard),
         "confirmed": rows(findings.confirmed),
+        "inflation": rows(findings.inflation),
         "paired": rows(findings.paired),
         "probability_best": {"split": findings.best_split, "losses": rows(findings.best)},
         "noise_floor": rows(findings.noise_floor),

@@ -21,7 +21,7 @@ from study.report.figures import (
     tuning,
 )
 from study.report.page import Block, Section
-from study.report.words import knob_label, number, percent, score
+from study.report.words import chance, knob_label, number, percent, score
 from study.table import KNOB, TrialTable
 
 
@@ -48,12 +48,16 @@ def _compare(findings: Findings) -> Section:
         frame = findings.best.rename(
             columns={"score": f"{where} score", "probability": "best with"}
         )
-        frame = frame.assign(**{"best with": [percent(p) for p in frame["best with"]]})
+        frame = frame.assign(**{"best with": [chance(p) for p in frame["best with"]]})
         blocks.append(Block(table=frame, caption="Probability of being the best loss"))
     if len(findings.paired):
         columns = ["loss", "other", "difference", "low", "high", "p_holm", "test", "verdict"]
         caption = "Tuned losses in pairs, test scores; p corrected by Holm"
         blocks.append(Block(table=findings.paired[columns], caption=caption))
+    if len(findings.inflation):
+        names = {"best_epoch": "best epoch", "last": "last epoch"}
+        caption = "What picking the best test epoch would have added (scores here are the last's)"
+        blocks.append(Block(table=findings.inflation.rename(columns=names), caption=caption))
     if len(findings.noise_floor):
         text = "Names of one and the same function: differences below these are search noise."
         blocks.append(Block(table=findings.noise_floor, caption=f"A/A noise floor. {text}"))

@@ -21,11 +21,11 @@ _PRETTY = {
 
 
 def knob_label(space: Space, knob: str) -> str:
-    """The paper's letter and the knob's name: `α alpha`."""
+    """The paper's letter and the knob's name: `α (alpha)`."""
     known = space.searched.get(knob)
     if known is None or not known.symbol or known.symbol == knob:
         return knob
-    return f"{known.symbol} {knob}"
+    return f"{known.symbol} ({knob})"
 
 
 def metric_label(name: str) -> str:
@@ -60,6 +60,13 @@ def percent(value: float) -> str:
     if 0.995 <= value < 1:
         return "> 99%"
     return "< 1%" if 0 < value < 0.005 else f"{value:.0%}"
+
+
+def chance(value: float) -> str:
+    """A probability estimated from draws, which can prove neither certainty."""
+    if not math.isfinite(value):
+        return "–"
+    return "> 99%" if value >= 0.995 else "< 1%" if value <= 0.005 else f"{value:.0%}"
 
 
 def listing(words: Sequence[str], *, last: str = "and") -> str:

@@ -32,7 +32,7 @@ MODEL_NAME = "embedding"
 
 @dataclass(frozen=True)
 class Images:
-    """Inputs that are images: uint8, (n, height, width, 3), RGB, already of this size.
+    """Inputs that are images: uint8, (n, height, width, channels), already of this size.
 
     Args:
         height: Pixels.
@@ -43,13 +43,13 @@ class Images:
 
     height: int
     width: int
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     @property
     def spec(self) -> TensorSpec:
         """The input's part of the signature."""
-        return TensorSpec(np.dtype(np.uint8), (-1, self.height, self.width, 3))
+        return TensorSpec(np.dtype(np.uint8), (-1, self.height, self.width, len(self.mean)))
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class _Whole(nn.Module):
         self.network = network
         self.images = isinstance(inputs, Images)
         if isinstance(inputs, Images):
-            self.register_buffer("mean", torch.tensor(inputs.mean).view(1, 3, 1, 1))
-            self.register_buffer("std", torch.tensor(inputs.std).view(1, 3, 1, 1))
+            self.register_buffer("mean", torch.tensor(inputs.mean).view(1, -1, 1, 1))
+            self.register_buffer("std", torch.tensor(inputs.std).view(1, -1, 1, 1))
 
     def forward(self, batch: Tensor) -> Tensor:
         if self.images:

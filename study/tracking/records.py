@@ -121,6 +121,10 @@ def run_name(record: TrialRecord, space: Space | None) -> str:
 
 
 def _shown(knob: Knob, value: Value) -> str:
-    number = not isinstance(value, bool) and isinstance(value, int | float)
-    text = f"{value:.3g}" if number else encode(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        text = encode(value)
+    elif 1000 <= abs(value) < 1e6:
+        text = f"{value:.0f}"  # 1024, not 1.02e+03
+    else:
+        text = f"{value:.3g}"
     return f"{knob.symbol}={text}{knob.unit}"

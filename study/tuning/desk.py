@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from study.jobs import Job, Outcome
 from study.plan import Plan
+from study.requests import confirm_seed
 from study.table import State
 from study.tuning.ledger import Ledger
 from trainables.checkpoints import remove_checkpoint
@@ -135,7 +136,9 @@ class Desk:
         self._keep_best(job)
 
     def _keep_best(self, job: Job) -> None:
-        """Keep the last checkpoint of each loss's incumbent, and no other."""
+        """Keep the last checkpoint of each loss's incumbent and of one confirmation, no other."""
+        if job.origin == "confirm" and job.seed == confirm_seed(self._plan, 0):
+            return
         incumbent = self.ledger.incumbent(job.loss)
         best = incumbent[0] if incumbent else ""
         if best == job.trial:

@@ -214,8 +214,9 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
 
 
-def show(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    print("  ".join(f"{c:>22}" for c in columns))
+def show(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, header: bool = True) -> None:
+    if header:
+        print("  ".join(f"{c:>22}" for c in columns))
     for row in rows:
         cells = [row.get(c) for c in columns]
         text = [
@@ -259,8 +260,9 @@ def run(
     for n_classes in sizes:
         for name in names:
             if name in proxy or n_classes == sizes[0]:
-                rows.append(time_loss(name, n_classes, seconds=seconds, rounds=rounds))
-                show(rows[-1:], columns) if len(rows) > 1 else show(rows, columns)
+                turns = rounds if n_classes < 50_000 else min(rounds, 3)
+                rows.append(time_loss(name, n_classes, seconds=seconds, rounds=turns))
+                show(rows[-1:], columns, header=False)
     print("\nThe plug-in (mu = 1) beside its host on equally large sets\n")
     middle = sizes[min(1, len(sizes) - 1)]
     plugin = [time_synthesis(n, middle, seconds=seconds, rounds=rounds) for n in proxy]

@@ -168,7 +168,7 @@ def test_a_loss_has_charts(browser: Any, shown: Shown) -> None:
     browser.wait("document.querySelectorAll('.js-plotly-plot .scatterlayer path').length > 0")
     browser.shot("mlflow-loss-best")
     browser.open(shown.page(f"/{shown.runs['circle']}"))
-    browser.see("Sun et al.", "scientific", "γ", "circle-0003", "Finished")
+    browser.see("Sun et al.", "scientific", "γ", "circle-0015", "Finished")
     browser.shot("mlflow-loss")
     _clean(browser)
 

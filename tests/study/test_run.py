@@ -83,6 +83,35 @@ def test_a_study_that_is_held_is_refused(finished: StudyHome) -> None:
         run(finished, load_plan(finished.directory))
 
 
+def test_confirm_reads_the_test_classes_and_registers_the_winner(
+    finished: StudyHome, shared_ray: None
+) -> None:
+    import mlflow
+    import numpy as np
+
+    from study.requests import confirm_jobs
+    from study.running import incumbents
+
+    plan = load_plan(finished.directory)
+    jobs = confirm_jobs(plan, incumbents(finished, plan))
+    summary = run(finished, plan, requests=jobs, search=False)
+    assert summary.finished
+    trials = check_consistent(finished)
+    confirmed = trials[trials["origin"] == "confirm"]
+    assert len(confirmed) == len(jobs)
+    assert set(confirmed["split"]) == {"test"}
+    assert (confirmed["epochs"] == 3).all()
+    table = read_table(finished.tracking_uri(plan), plan.name)
+    assert set(table.baseline) == {"validation", "test"}
+    text = (finished.report / "index.html").read_text(encoding="utf-8")
+    assert "best test epoch" in text
+    mlflow.set_tracking_uri(finished.tracking_uri(plan))
+    model = mlflow.pyfunc.load_model(f"models:/{plan.name}/1")
+    vectors = np.asarray(model.predict(np.zeros((2, 28, 28, 1), dtype=np.uint8)))
+    assert vectors.shape == (2, 16)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
 def test_failures_and_divergence_are_results(
     tmp_path: Path, shared_ray: None, data_cache: Path
 ) -> None:

@@ -92,10 +92,12 @@ class Augment:
             most = round(self.preset.shift * self.size)
             at = torch.randint(0, 2 * most + 1, (2, total), generator=generator)
             pixels = _shifted(pixels, most, at[:, own])
+        floats = self._normalise(pixels)
         if self.preset.flip:
             flips = torch.rand(total, generator=generator)[own] < self.preset.flip
-            pixels = torch.where(flips[:, None, None, None], pixels.flip(-1), pixels)
-        return self._normalise(pixels)
+            for i in flips.nonzero()[:, 0].tolist():
+                floats[i] = floats[i].flip(-1)
+        return floats
 
     def evaluate(self, images: Images) -> Tensor:
         """The same images every time: shorter side to size / 0.875, centre crop.

@@ -12,7 +12,7 @@ sums or maximises over ranks through the reducer it is given. `ALONE` does nothi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -178,9 +178,16 @@ def write_gradient(
     """Write g^T x - along * p, a block of the proxies' gradient; None wants none."""
     if out is None:
         return
-    direct = out.dtype == x.dtype
-    result = torch.mm(g.T, x, out=out) if direct else g.T @ x
-    if along is not None:
-        result.addcmul_(p, along[:, None], value=-1.0)
-    if not direct:
+    with wide(out, x.dtype) as result:
+        torch.mm(g.T, x, out=result)
+        if along is not None:
+            result.addcmul_(p, along[:, None], value=-1.0)
+
+
+@contextmanager
+def wide(out: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """`out` itself where it has the dtype, else a wide tensor, rounded into it at the end."""
+    result = out if out.dtype == dtype else torch.empty_like(out, dtype=dtype)
+    yield result
+    if result is not out:
         out.copy_(result)

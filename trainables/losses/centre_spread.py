@@ -29,8 +29,14 @@ def spread_sum(products: Tensor) -> Tensor:
     return distances.sum() / 2.0
 
 
-def add_spread_gradient(out: Tensor, centres: Tensor, products: Tensor, factor: Tensor) -> None:
-    """Add `factor` times the gradient of `spread_sum` to `out`, (classes, K, dim)."""
+def add_spread_gradient(
+    out: Tensor, centres: Tensor, products: Tensor, factor: Tensor, less: Tensor
+) -> None:
+    """Add `factor` times the gradient of `spread_sum` to `out`, and subtract less * centres.
+
+    `out` and `centres` are (classes, K, dim), `less` is (classes, K): what a caller has to take
+    off along each centre anyway costs nothing as part of the same product.
+    """
     cosines, inverse = _cosines(products)
     slopes = _distances(cosines).reciprocal_().neg_()
     slopes.diagonal(dim1=1, dim2=2).zero_()
@@ -38,10 +44,8 @@ def add_spread_gradient(out: Tensor, centres: Tensor, products: Tensor, factor: 
     along = (slopes * cosines).sum(dim=2)
     slopes.diagonal(dim1=1, dim2=2).sub_(along)
     slopes.mul_(inverse[:, :, None]).mul_(inverse[:, None, :]).mul_(factor)
-    if out.dtype == centres.dtype:
-        out.baddbmm_(slopes, centres)
-    else:
-        out += torch.bmm(slopes, centres)
+    slopes.diagonal(dim1=1, dim2=2).sub_(less)
+    out.baddbmm_(slopes, centres)
 
 
 def _cosines(products: Tensor) -> tuple[Tensor, Tensor]:

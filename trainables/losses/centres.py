@@ -27,14 +27,22 @@ class Pooled(NamedTuple):
     inverse_sum: Tensor | None = None
 
 
+# A cosine times this neither overflows nor underflows under exp, in float32: no shift is needed.
+_SAFE_EXPONENT = 60.0
+
+
 def pool(similarities: Tensor, temperature: float | None) -> Pooled:
     """(K, batch, classes) -> (batch, classes); one proxy per class passes through unchanged."""
     if similarities.dim() == 2:
         return Pooled(similarities)
     if temperature is None:
         return Pooled(similarities.amax(dim=0))
-    shift = similarities.amax(dim=0).mul_(-1.0 / temperature)
-    shares = floored_exp_(torch.add(shift, similarities, alpha=1.0 / temperature))
+    inverse = 1.0 / temperature
+    if inverse <= _SAFE_EXPONENT:
+        shares = (similarities * inverse).exp_()
+    else:
+        shift = similarities.amax(dim=0).mul_(-inverse)
+        shares = floored_exp_(torch.add(shift, similarities, alpha=inverse))
     inverse_sum = shares.sum(dim=0).reciprocal_()
     classes = (shares * similarities).sum(dim=0).mul_(inverse_sum)
     return Pooled(classes, shares, inverse_sum)
@@ -48,7 +56,8 @@ def pool_backward(
         # Equal nearest proxies: the first takes all, so that the weights always sum to one.
         nearest = similarities.argmax(dim=0, keepdim=True)
         return torch.zeros_like(similarities).scatter_(0, nearest, grad[None])
-    # w_k (1 + (s_k - S) / T) grad
-    inverse = 1.0 / temperature
-    pull = torch.add(1.0 - pooled.classes * inverse, similarities, alpha=inverse)
-    return pull.mul_(pooled.shares).mul_(grad * pooled.inverse_sum)
+    # w_k (1 + (s_k - S) / T) grad, as shares_k (a + b s_k) with a and b free of k
+    b = grad * pooled.inverse_sum
+    a = torch.addcmul(b, b, pooled.classes, value=-1.0 / temperature)
+    b.mul_(1.0 / temperature)
+    return torch.addcmul(a, b, similarities).mul_(pooled.shares)

@@ -33,6 +33,7 @@ from trainables.losses.blocks import (
     inverse_norms,
     iterate,
     own_similarities_fit,
+    wide,
     write_gradient,
 )
 from trainables.losses.centre_spread import (
@@ -156,8 +157,8 @@ class _ClassScores(torch.autograd.Function):
             back.with_scale = ctx.needs_input_grad[2]
             scan = _Scan(x, float(ctx.scale), ctx.options)
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
-                back.add(block, p, *(kept[number] if kept else scan.similarities(p)))
-                back.add_spread(block, p, ctx.products[number])
+                similarities, inverse_p = kept[number] if kept else scan.similarities(p)
+                back.add(block, p, similarities, inverse_p, ctx.products[number])
             grad_x, grad_scale = back.finish(inverse_x)
         return (
             grad_x.to(ctx.input_dtype) if ctx.needs_input_grad[0] else None,
@@ -270,7 +271,14 @@ class _Back:
         self.grad_x = torch.zeros_like(x)
         self.grad_scale = x.new_zeros(())
 
-    def add(self, block: Block, p: Tensor, similarities: Tensor, inverse_p: Tensor) -> None:
+    def add(
+        self,
+        block: Block,
+        p: Tensor,
+        similarities: Tensor,
+        inverse_p: Tensor,
+        products: Tensor | None,
+    ) -> None:
         rule, own = self.options.rule, (block.rows, block.columns)
         pooled = pool(similarities, rule.centre_temperature)
         classes = pooled.classes
@@ -288,17 +296,16 @@ class _Back:
         g[own] = self.grad_positive[block.rows]
         if p.dim() == 3:
             g = pool_backward(g, pooled, similarities, rule.centre_temperature)
-        self._products(block, p, g, similarities, inverse_p)
+        self._multiply(block, p, g, similarities, inverse_p, products)
 
-    def add_spread(self, block: Block, p: Tensor, products: Tensor | None) -> None:
-        """After `add`, which writes the block's gradient."""
-        grad = self.grad_proxies[block.segment]
-        if products is not None and grad is not None and self.grad_spread is not None:
-            out = grad[block.start : block.stop]
-            add_spread_gradient(out, p, products, self.grad_spread)
-
-    def _products(
-        self, block: Block, p: Tensor, g: Tensor, similarities: Tensor, inverse_p: Tensor
+    def _multiply(
+        self,
+        block: Block,
+        p: Tensor,
+        g: Tensor,
+        similarities: Tensor,
+        inverse_p: Tensor,
+        products: Tensor | None,
     ) -> None:
         """The two matrix products, with both normalisations of the proxies folded in."""
         along = None
@@ -311,11 +318,18 @@ class _Back:
             g = torch.mul(g.permute(1, 2, 0), inverse_p, out=per_sample)
         elif along is not None:
             g.mul_(inverse_p)
-        g, p = g.flatten(1), p.flatten(0, -2)
-        self.grad_x.addmm_(g, p)
+        g, flat = g.flatten(1), p.flatten(0, -2)
+        self.grad_x.addmm_(g, flat)
         grad = self.grad_proxies[block.segment]
-        out = None if grad is None else grad[block.start : block.stop].flatten(0, -2)
-        write_gradient(out, g, self.x, p, None if along is None else along.flatten())
+        if grad is None:
+            return
+        with wide(grad[block.start : block.stop], self.x.dtype) as out:
+            if products is None or along is None or self.grad_spread is None:
+                less = None if along is None else along.flatten()
+                write_gradient(out.flatten(0, -2), g, self.x, flat, less)
+            else:
+                write_gradient(out.flatten(0, -2), g, self.x, flat, None)
+                add_spread_gradient(out, p, products, self.grad_spread, along)
 
     def finish(self, inverse_x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the raw embeddings and of the scale, summed over shards."""

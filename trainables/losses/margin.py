@@ -1,6 +1,6 @@
 """Margin loss: a boundary beta between near and far, with a margin on both sides.
 
-Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567, eq. 8, over
+Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567, over
 all triplets of the batch instead of sampled ones, averaged over the hinges that are open.
 """
 

@@ -1,6 +1,6 @@
 """Multi-Similarity: soft maxima over each anchor's positives and negatives, after mining.
 
-Wang et al., CVPR 2019, arXiv:1904.06627, eq. 15 with the mining of eqs. 10 and 11.
+Wang et al., CVPR 2019, arXiv:1904.06627, with its pair mining.
 """
 
 from __future__ import annotations

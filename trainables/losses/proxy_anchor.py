@@ -1,6 +1,6 @@
 """Proxy-Anchor: every proxy is an anchor for the whole batch.
 
-Kim et al., CVPR 2020, arXiv:2003.13911, eq. 4. In log space, so that no alpha overflows.
+Kim et al., CVPR 2020, arXiv:2003.13911. In log space, so that no alpha overflows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Proxy-NCA in its paper's form: the own proxy against all others, itself not among them.
 
 Movshovitz-Attias et al., "No Fuss Distance Metric Learning Using Proxies", ICCV 2017,
-arXiv:1703.07464, eq. 4, with scale * squared Euclidean distance of unit vectors. Often called
+arXiv:1703.07464, with scale * squared Euclidean distance of unit vectors. Often called
 Proxy-NCA is the softmax that keeps the own class in the sum; that one is `proxy_nca_pp` here.
 """
 

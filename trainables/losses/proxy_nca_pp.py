@@ -1,6 +1,6 @@
 """ProxyNCA++: the probability of the own proxy, at a low temperature.
 
-Teh, DeVries and Taylor, ECCV 2020, arXiv:2004.01113, eq. 5 with temperature. The distance is the
+Teh, DeVries and Taylor, ECCV 2020, arXiv:2004.01113, with temperature. The distance is the
 squared Euclidean one between unit vectors, as in the authors' code: -d^2 / T is 2 cos / T plus a
 constant, so this is NormSoftmax at half the temperature. The paper's other five changes (pooling,
 layer norm, sampling, fast proxies, ...) are knobs of the training.

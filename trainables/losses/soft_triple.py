@@ -1,6 +1,6 @@
 """SoftTriple: several centres per class, softly chosen, and drawn together when not needed.
 
-Qian et al., ICCV 2019, arXiv:1909.05235, eq. 8 with its regulariser; parameters as in the authors'
+Qian et al., ICCV 2019, arXiv:1909.05235, with its regulariser; parameters as in the authors'
 code, where gamma is a temperature (0.1) of the choice among centres.
 """
 

@@ -341,7 +341,7 @@ def test_lint_of_results() -> None:
     table = make_table([Problem(unit_space("a", ["x", "y"]), rising, noise=0.001)])
     found = lint.lint_results(table)
     assert "optimum on a bound" in _rules(found)
-    assert set(found.loc[found["rule"] == "optimum on a bound", "knob"]) == {"x"}
+    assert "x" in set(found.loc[found["rule"] == "optimum on a bound", "knob"])
     calm = make_table([Problem(unit_space("a", ["x", "y"]), additive([0.2, 0.2], best=0.5))])
     assert "optimum on a bound" not in _rules(lint.lint_results(calm))
     slow = make_table([Problem(unit_space("a", ["x"]), additive([0.1]), tau=60.0, noise=0.001)])
@@ -355,15 +355,14 @@ def test_lint_of_results() -> None:
 
 def test_ranges_common_to_two_studies() -> None:
     def shifted(best: float) -> TrialTable:
-        problem = Problem(
-            unit_space("a", ["x", "y"]), additive([0.3, 0.0], best=best), noise=0.003
-        )
+        problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.0], best=best), noise=0.003)
         return make_table([problem], Plan(trials=50), tolerance=0.01)
 
     near = [find(shifted(0.5)), find(shifted(0.55))]
     rows = across.common(near).set_index("knob")
     assert rows.loc["x", "verdict"] == "holds in all"
-    assert 0.4 < float(rows.loc["x", "low"]) < float(rows.loc["x", "high"]) < 0.65
+    low, high = (rows[name].astype(float)["x"] for name in ("low", "high"))
+    assert 0.4 < low < high < 0.65
     far = [near[0], find(shifted(0.95))]
     assert across.common(far).set_index("knob").loc["x", "verdict"] == "no common range"
     assert across.names(near) == ["made-up", "made-up (2)"]

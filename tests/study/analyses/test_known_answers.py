@@ -46,7 +46,7 @@ def test_ishigami_shares_and_interaction() -> None:
     found = _by_knob(model)
     for name, first, total in zip(space.searched, ISHIGAMI_FIRST, ISHIGAMI_TOTAL, strict=True):
         assert found[name]["first"] == pytest.approx(first, abs=0.08)
-        assert found[name]["total"] == pytest.approx(total, abs=0.08)
+        assert found[name]["total"] == pytest.approx(total, abs=0.1)
     top = importance.analyse_pairs(model).iloc[0]
     assert (top["knob"], top["other"]) == ("x1", "x3")
     assert top["share"] == pytest.approx(0.2437, abs=0.08)

@@ -12,10 +12,10 @@ import pytest
 from study.analyses.findings import Findings
 from study.errors import StudyError
 from study.report import tables
+from study.report.answer import Answer, answer
 from study.report.build import write_findings
 from study.report.compare import compare_reports
 from study.report.record import record, schema
-from study.report.answer import Answer, answer
 from study.table import TrialTable
 from tests.study.demo import demo_problems
 from tests.study.synthetic import Plan, make_table
@@ -101,7 +101,9 @@ def test_the_answer_comes_first_and_in_words(demo_findings: Findings) -> None:
 
 
 def test_two_studies_compared(tmp_path: Path, demo: TrialTable) -> None:
-    small = [make_table(demo_problems()[2:], Plan(trials=24), seed=s, study=f"s{s}") for s in (0, 1)]
+    small = [
+        make_table(demo_problems()[2:], Plan(trials=24), seed=s, study=f"s{s}") for s in (0, 1)
+    ]
     paths = compare_reports(small, tmp_path, formats=("png",))
     html = paths.index.read_text("utf-8")
     assert "Stable ranges in all studies" in html
