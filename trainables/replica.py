@@ -179,8 +179,9 @@ class Replica:
         return model.to(self.world.device), augment
 
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
-        seed = derive(self._stream, "proxies") % 2**31
+        seed = derive(self._stream, "proxies")
         knobs: dict[str, Any] = dict(spec.loss_knobs)
+        # Ours start from the seed they are given; losses of other libraries from the global one.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             loss = build_loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -91,46 +92,50 @@ class ProxyLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of (batch, dim) embeddings with int64 labels in [0, n_classes)."""
         check_batch(embeddings, labels, n_classes=self.n_classes, dim=self.proxies.shape[-1])
-        proxies: Tensor = self.proxies
-        extra: list[Segment] = []
-        if self.synthesis is not None and self.world.size == 1:
-            # All proxies are here, so the plug-in can add its gradient into the host's.
-            embeddings, labels, (real, *extra) = self.synthesis(embeddings, labels, proxies)
-            proxies = real.proxies
-            synthetic = sum(len(segment.proxies) for segment in extra)
-        elif self.synthesis is not None:
-            embeddings, labels, extra, synthetic = self._synthesised(embeddings, labels)
+        if self.world.size == 1 and self.negative_share == 1:
+            embeddings, labels, segments = self._enlarged(embeddings, labels, self.proxies)
+            trained, synthetic = self.n_classes, sum(len(s.proxies) for s in segments[1:])
         else:
-            synthetic = 0
-        trained = self.n_classes
-        if self.negative_share < 1:
+            embeddings, labels, extra, synthetic = self._shared_synthesis(embeddings, labels)
             labels, proxies, trained = self._sampled(labels)
-        segments = [Segment(self._own.start, proxies), *extra]
+            segments = [Segment(self._own.start, proxies), *extra]
         classes = Classes(segments, trained + synthetic, trained, self.world)
         result: Tensor = self.head(embeddings, labels, classes)
         return result
 
-    def _synthesised(
+    def _enlarged(
+        self, embeddings: Tensor, labels: Tensor, proxies: Tensor
+    ) -> tuple[Tensor, Tensor, list[Segment]]:
+        if self.synthesis is None:
+            return embeddings, labels, [Segment(0, proxies)]
+        return cast(
+            tuple[Tensor, Tensor, list[Segment]], self.synthesis(embeddings, labels, proxies)
+        )
+
+    def _shared_synthesis(
         self, embeddings: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, list[Segment], int]:
         """The batch with synthetic samples, this rank's share of their classes, and their number.
 
         The plug-in sees only the proxies of the batch's classes, wherever they are held.
         """
-        assert self.synthesis is not None
+        if self.synthesis is None:
+            return embeddings, labels, [], 0
         present, dense = torch.unique(labels, return_inverse=True)
         parents = fetch(self.proxies, present, self._own, self.world)
-        embeddings, _, (_, *extra) = self.synthesis(embeddings, dense, parents)
-        if not extra:
+        embeddings, _, segments = self._enlarged(embeddings, dense, parents)
+        if len(segments) == 1:
             return embeddings, labels, [], 0
-        count = len(extra[0].proxies)
-        new = torch.arange(count, device=labels.device) + self.n_classes
-        own = share(count, self.world.rank, self.world.size)
-        segment = Segment(self.n_classes + own.start, extra[0].proxies[own])
-        return embeddings, torch.cat([labels, new]), [segment], count
+        synthetic = segments[1].proxies
+        new = torch.arange(len(synthetic), device=labels.device) + self.n_classes
+        own = share(len(synthetic), self.world.rank, self.world.size)
+        segment = Segment(self.n_classes + own.start, synthetic[own])
+        return embeddings, torch.cat([labels, new]), [segment], len(synthetic)
 
     def _sampled(self, labels: Tensor) -> tuple[Tensor, Tensor, int]:
         """Labels renumbered to the drawn classes, their proxies, and their number over ranks."""
+        if self.negative_share == 1:
+            return labels, self.proxies, self.n_classes
         self._steps += 1
         kept = sampled(labels, self._own, self.negative_share, seed=(self._seed, self._steps))
         own = (labels >= self._own.start) & (labels < self._own.stop)
