@@ -30,7 +30,8 @@ def estimate(plan: Plan, bench: Bench) -> dict[str, Any]:
         "seconds_per_epoch": seconds,
         "epochs_at_most": sum(epochs.values()),
         "slot_hours_at_most": total / 3600,
-        "gpu_hours_at_most": total / 3600 * resources.gpus_per_trial * resources.ranks_per_trial,
+        # Measured in one process; ranks share the work, each with its GPU.
+        "gpu_hours_at_most": total / 3600 * resources.gpus_per_trial / resources.ranks_per_trial,
     }
 
 

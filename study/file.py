@@ -5,6 +5,7 @@ What comes out is frozen and complete: every default is written down. `study.rea
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -147,13 +148,45 @@ class ProtocolSection(_Section):
 
 
 class ResourcesSection(_Section):
-    """What one trial occupies."""
+    """What one trial occupies.
+
+    A trial is trained by `ranks_per_trial` processes on `nodes_per_trial` nodes, equally many on
+    each. `cpus_per_trial` and `gpus_per_trial` are the trial's, over all its ranks: each rank has
+    an equal part. A rank computes on one GPU or on CPUs; a trial of one rank may have a part of a
+    GPU. `shard_proxies` spreads the proxies over the ranks instead of copying them.
+    """
 
     cpus_per_trial: float = Field(default=1, gt=0)
     gpus_per_trial: float = Field(default=0, ge=0)
     ranks_per_trial: int = Field(default=1, ge=1)
     nodes_per_trial: int = Field(default=1, ge=1)
+    shard_proxies: bool = False
     max_concurrent: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _divides(self) -> ResourcesSection:
+        cpus, gpus, ranks = self.cpus_per_trial, self.gpus_per_trial, self.ranks_per_trial
+        if ranks % self.nodes_per_trial:
+            raise ValueError(
+                "`ranks_per_trial` must be a multiple of `nodes_per_trial`, but got "
+                f"ranks_per_trial={ranks}, nodes_per_trial={self.nodes_per_trial}"
+            )
+        if ranks == 1 and gpus > 1:
+            raise ValueError(
+                f"one rank computes on one GPU, but got gpus_per_trial={gpus:g}; "
+                f"set ranks_per_trial: {math.ceil(gpus)} to train on several"
+            )
+        if ranks > 1 and gpus not in (0, ranks):
+            raise ValueError(
+                "`gpus_per_trial` must be 0 or one for each rank, but got "
+                f"gpus_per_trial={gpus:g}, ranks_per_trial={ranks}"
+            )
+        if cpus > ranks and cpus % ranks:
+            raise ValueError(
+                "`cpus_per_trial` must be a multiple of `ranks_per_trial`, or at most 1 per rank, "
+                f"but got cpus_per_trial={cpus:g}, ranks_per_trial={ranks}"
+            )
+        return self
 
 
 class TrackingSection(_Section):

@@ -136,7 +136,7 @@ def _gallery(
     if training is None:
         return
     replica = training.replicas[0]
-    vectors = embed(replica.model, replica.task.score, replica.augment, replica.device)
+    vectors = embed(replica.model, replica.task.score, replica.augment, replica.world)
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{trial}: validation queries and what they find"
     write_gallery(

@@ -99,7 +99,7 @@ class Plan:
             cache_dir=str(cache_dir),
             checkpoint_dir=str(checkpoint_dir),
             checkpoint_every=1,
-            threads=max(1, math.floor(resources.cpus_per_trial)),
+            threads=max(1, math.floor(resources.cpus_per_trial / resources.ranks_per_trial)),
             resources=resources.model_dump(),
         )
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def load_checkpoint(directory: Path, trial: str) -> dict[str, Any] | None:
     path = checkpoint_path(directory, trial)
     if not path.exists():
         return None
-    payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    # Mapped, not read: each rank touches only the rows it keeps, and ranks of a node share them.
+    mapped = zipfile.is_zipfile(path)
+    payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return payload
 
 

@@ -1,13 +1,15 @@
 """One model in training: a seed on a fold.
 
 Everything random is derived from (seed, fold, epoch), so a replica that continues from the end of
-an epoch does bit for bit what it would have done without the interruption.
+an epoch does bit for bit what it would have done without the interruption. Batches and their
+augmentation are the same for any number of ranks; each rank embeds its share of every batch. (Only
+dropout draws per rank: its masks, not their distribution, depend on the number of ranks.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trainables.batch_norm import synchronise_batch_norm
 from trainables.data.augment import Augment
 from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
-from trainables.losses import build_loss, reseed, set_progress
+from trainables.losses import build_loss, reseed, set_progress, sharded_parameters
 from trainables.model import EmbeddingModel
 from trainables.optimizer import MovementCheck, build_optimizer, clip_gradients, set_learning_rates
 from trainables.retrieval import evaluate
 from trainables.seeding import derive
 from trainables.settings import TrialSpec
+from trainables.shards import Shards
 from trainables.workbench import Bench
+from trainables.world import Alone, World, gather_rows, share
 
 EVALUATION_BATCH = 512
 
@@ -56,7 +61,7 @@ class Replica:
         task: Items to learn from and to score on.
         seed: Of this replica.
         fold: Of this replica; only makes its random streams its own.
-        device: Where it trains.
+        world: The ranks that train it together; each holds a replica of its own.
     """
 
     def __init__(
@@ -67,15 +72,17 @@ class Replica:
         *,
         seed: int,
         fold: int,
-        device: torch.device,
+        world: World,
     ) -> None:
-        self._settings, self.task, self.device = spec.settings, task, device
+        self._settings, self.task, self.world = spec.settings, task, world
         self._recall_at = spec.recall_at
         self._stream = derive(seed, "fold", fold)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
         self.model, self.augment = self._build_model(bench)
         self.loss = self._build_loss(spec, n_classes=len(classes))
         self.optimizer = build_optimizer(self.model, self.loss, spec.settings)
+        self._shards = Shards(self.loss, self.optimizer, sharded_parameters(self.loss), world)
+        self._agree()
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
         """Train epoch `epoch` (from 0).
@@ -86,7 +93,8 @@ class Replica:
         started = time.perf_counter()
         seed = derive(self._stream, "epoch", epoch)
         generator = torch.Generator().manual_seed(seed)
-        torch.manual_seed(seed)  # dropout and the like draw from the global generator
+        # Dropout and the like draw from the global generator.
+        torch.manual_seed(derive(seed, "rank", self.world.rank) if self.world.rank else seed)
         self._start_epoch(epoch, seed)
         movement = MovementCheck(self.loss) if epoch == 0 else None
         batches = self._batches(seed)
@@ -101,6 +109,7 @@ class Replica:
             "loss": total / len(batches),
             "train_seconds": seconds,
             "images_per_second": images / seconds,
+            **{f"lr_{g['name']}": float(g["lr"]) for g in self.optimizer.param_groups},
         }
 
     def time_steps(self, steps: int) -> tuple[float, float]:
@@ -117,22 +126,44 @@ class Replica:
 
     def score(self) -> dict[str, float]:
         """Retrieval metrics on the classes that were not trained on."""
-        vectors = embed(self.model, self.task.score, self.augment, self.device)
-        return score_vectors(vectors, self.task.score, self._recall_at)
+        vectors = embed(self.model, self.task.score, self.augment, self.world)
+        return score_vectors(vectors, self.task.score, self._recall_at, self.world)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes in training."""
-        return {
-            "model": self.model.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        """All that changes in training, whole on the first rank: the same for any world size."""
+        loss, optimizer = self._shards.whole()
+        return {"model": self.model.state_dict(), "loss": loss, "optimizer": optimizer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
+        """Continue from a state, whatever number of ranks saved it."""
         self.model.load_state_dict(state["model"])
-        self.loss.load_state_dict(state["loss"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._shards.load(state["loss"], state["optimizer"])
+
+    def gradients(self, batch: NDArray[np.int64], generator: torch.Generator) -> float:
+        """The loss of a global batch; its gradients are left in the parameters, on all ranks.
+
+        Raises:
+            DivergedError: The loss is infinite or NaN, or an embedding is; on all ranks at once.
+        """
+        world, batch = self.world, np.sort(batch)
+        own = share(len(batch), world.rank, world.size)
+        items = self.task.train.items[batch[own]]
+        labels = torch.from_numpy(self._labels[batch]).to(world.device)
+        inputs = to_inputs(items, self.augment, generator, part=(own.start, len(batch)))
+        self.optimizer.zero_grad(set_to_none=True)
+        embedded = self.model(inputs.to(self.model.head.weight))
+        vectors = gather_rows(world, embedded, len(batch))
+        value: Tensor = self.loss(vectors, labels)
+        number = float(value.detach())
+        # A loss that mines finds no pair among NaNs and says zero, so the vectors are asked too.
+        wrong = not np.isfinite(number) or not bool(torch.isfinite(vectors.detach().sum()))
+        verdict = torch.tensor(float(wrong), device=world.device)
+        world.maximum_(verdict)
+        if float(verdict) > 0:
+            raise DivergedError(f"training diverged: the loss is {number}, some vectors are NaN")
+        value.backward()  # type: ignore[no-untyped-call]
+        self._exchange_gradients()
+        return number
 
     def _build_model(self, bench: Bench) -> tuple[EmbeddingModel, Augment | None]:
         settings = self._settings
@@ -144,23 +175,49 @@ class Replica:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self._stream, "head"))
             model = EmbeddingModel(backbone, int(width), settings)
-        return model.to(self.device), augment
+        synchronise_batch_norm(model, self.world)
+        return model.to(self.world.device), augment
 
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
         seed = derive(self._stream, "proxies")
+        knobs: dict[str, Any] = dict(spec.loss_knobs)
         # Ours start from the seed they are given; losses of other libraries from the global one.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            knobs: dict[str, Any] = dict(spec.loss_knobs)
-            dim = spec.settings.embedding_dim
-            loss = build_loss(spec.loss, n_classes=n_classes, dim=dim, seed=seed, **knobs)
-        return loss.to(self.device)
+            loss = build_loss(
+                spec.loss,
+                n_classes=n_classes,
+                dim=spec.settings.embedding_dim,
+                seed=seed,
+                shards=self.world if spec.resources.get("shard_proxies") else None,
+                negative_share=spec.settings.negative_share,
+                **knobs,
+            )
+        return loss.to(self.world.device)
+
+    def _agree(self) -> None:
+        """Start from the first rank's weights, should nodes differ in libraries or files."""
+        tensors = [*self.model.state_dict().values(), *self._shards.replicated_state()]
+        for tensor in tensors:
+            self.world.broadcast_(tensor)
+
+    def _exchange_gradients(self) -> None:
+        """Sum the encoder's gradients over ranks; of a replicated loss all take the first rank's.
+
+        Those are equal but for the order in which a GPU adds; equal bits keep ranks together.
+        """
+        if self.world.size == 1:
+            return
+        encoder = [p.grad for p in self.model.parameters() if p.grad is not None]
+        _in_one(encoder, self.world.sum_)
+        _in_one(self._shards.replicated_gradients(), self.world.broadcast_)
 
     def _start_epoch(self, epoch: int, seed: int) -> None:
         settings = self._settings
         set_learning_rates(self.optimizer, epoch=epoch, settings=settings)
         reseed(self.loss, derive(seed, "loss") % 2**31)
-        set_progress(self.loss, epoch / settings.epochs)
+        # The last epoch trains at the schedule's end.
+        set_progress(self.loss, epoch / max(settings.epochs - 1, 1))
         self.model.train()
         self.loss.train()
 
@@ -173,48 +230,85 @@ class Replica:
         )
 
     def _step(self, batch: NDArray[np.int64], generator: torch.Generator) -> float:
-        items = self.task.train.items[np.sort(batch)]
-        labels = torch.from_numpy(self._labels[np.sort(batch)]).to(self.device)
-        inputs = to_inputs(items, self.augment, generator).to(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        vectors = self.model(inputs)
-        value: Tensor = self.loss(vectors, labels)
-        number = float(value.detach())
-        # A loss that mines finds no pair among NaNs and says zero, so the vectors are asked too.
-        if not np.isfinite(number) or not bool(torch.isfinite(vectors.detach().sum())):
-            raise DivergedError(f"training diverged: the loss is {number}, some vectors are NaN")
-        value.backward()  # type: ignore[no-untyped-call]
+        number = self.gradients(batch, generator)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         clip_gradients(parameters, self._settings.clip_grad)
         self.optimizer.step()
         return number
 
 
+def _in_one(tensors: list[Tensor], exchange: Callable[[Tensor], None]) -> None:
+    """Exchange many tensors at the price of one."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    exchange(flat)
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
 def to_inputs(
-    items: NDArray[Any], augment: Augment | None, generator: torch.Generator | None
+    items: NDArray[Any],
+    augment: Augment | None,
+    generator: torch.Generator | None,
+    *,
+    part: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Stored items as the model's input; with a generator they are augmented."""
+    """Stored items as the model's input; with a generator they are augmented.
+
+    Args:
+        part: Where the items stand in their batch, see `Augment.train`.
+    """
     if augment is None:
         return torch.from_numpy(np.asarray(items, dtype=np.float32))
-    return augment.evaluate(items) if generator is None else augment.train(items, generator)
+    if generator is None:
+        return augment.evaluate(items)
+    return augment.train(items, generator, part=part)
 
 
 @torch.no_grad()
 def embed(
-    model: nn.Module, part: Part, augment: Augment | None, device: torch.device
+    model: nn.Module, part: Part, augment: Augment | None, world: World | None = None
 ) -> NDArray[np.float32]:
-    """The model's vectors of all items of a part."""
+    """The model's vectors of all items of a part, on every rank.
+
+    Ranks share whole batches: the vectors are bit for bit those of one rank.
+    """
+    world = world or Alone()
     model.eval()
+    starts = range(0, len(part), EVALUATION_BATCH)
+    own = starts[share(len(starts), world.rank, world.size)]
+    first = next(iter(model.parameters()), torch.empty(0))
     pieces = []
-    for start in range(0, len(part), EVALUATION_BATCH):
+    for start in own:
         inputs = to_inputs(part.items[start : start + EVALUATION_BATCH], augment, None)
-        pieces.append(model(inputs.to(device)).float().cpu())
-    vectors: NDArray[np.float32] = torch.cat(pieces).numpy()
-    return vectors
+        pieces.append(model(inputs.to(world.device, first.dtype)).float().cpu())
+    if world.size == 1:
+        return _array(torch.cat(pieces))
+    return _array(_gather_pieces(world, pieces, len(part), len(starts)))
+
+
+def _gather_pieces(world: World, pieces: list[Tensor], total: int, n_batches: int) -> Tensor:
+    """All vectors from ranks that hold whole batches of them; the last batch may be short."""
+    width = torch.tensor([float(max((p.shape[1] for p in pieces), default=0))])
+    world.maximum_(width)
+    padded = torch.zeros(len(pieces), EVALUATION_BATCH, int(width))
+    for i, piece in enumerate(pieces):
+        padded[i, : len(piece)] = piece
+    return world.gather(padded, n_batches).flatten(0, 1)[:total]
+
+
+def _array(vectors: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = vectors.numpy()
+    return array
 
 
 def score_vectors(
-    vectors: NDArray[np.float32], part: Part, recall_at: tuple[int, ...]
+    vectors: NDArray[np.float32],
+    part: Part,
+    recall_at: tuple[int, ...],
+    world: World | None = None,
 ) -> dict[str, float]:
     """Retrieval metrics of a part's vectors: all against all, or queries against the gallery.
 
@@ -224,7 +318,7 @@ def score_vectors(
     if not np.isfinite(vectors).all():
         raise DivergedError("the embeddings are no longer numbers")
     if part.is_query is None:
-        return evaluate(vectors, part.labels, ks=recall_at)
+        return evaluate(vectors, part.labels, ks=recall_at, world=world)
     query = part.is_query
     return evaluate(
         vectors[query],
@@ -232,4 +326,5 @@ def score_vectors(
         ks=recall_at,
         gallery=vectors[~query],
         gallery_labels=part.labels[~query],
+        world=world,
     )

@@ -25,6 +25,7 @@ from trainables.neighbours import (
     search,
     vectors,
 )
+from trainables.world import Alone, World, share
 
 __all__ = ["Neighbours", "evaluate", "nearest", "nmi"]
 
@@ -40,6 +41,7 @@ def evaluate(
     ks: Sequence[int] = (1, 2, 4, 8),
     gallery: ArrayLike | Tensor | None = None,
     gallery_labels: ArrayLike | Tensor | None = None,
+    world: World | None = None,
 ) -> dict[str, float]:
     """Retrieval scores in 0..1: recall_at_K for each K, r_precision and map_at_r.
 
@@ -53,6 +55,8 @@ def evaluate(
         labels: Class ids (N,), integers of any size.
         gallery: Items to find (M, D). None: the queries themselves, self left out.
         gallery_labels: Their class ids (M,); needed with `gallery`.
+        world: Ranks that share the queries; all pass the same vectors and get the same scores,
+            bit for bit those of one rank.
     """
     _check_ks(ks)
     queries, query_labels = vectors(embeddings, "embeddings"), _ids(labels, "labels")
@@ -71,17 +75,21 @@ def evaluate(
     listed = [k for k in ks if k <= LISTED]
     length = min(max(int(matches.max()), *listed, 1), len(items) - itself)
     members = _Members(item_labels)
-    sums = np.zeros(len(ks) + 2)
-    for block in search(queries, items, valid, length, exclude_self=bool(itself)):
+    world = world or Alone(torch.device("cpu"))
+    shared = valid[share(len(valid), world.rank, world.size)]
+    scores: list[NDArray[np.float64]] = [np.empty((0, len(ks) + 2))]
+    for block in search(queries, items, shared, length, exclude_self=bool(itself)):
         own = query_labels[block.rows]
         hits = item_labels[block.found.indices] == own[:, None]
         first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.iinfo(np.int64).max)
         if max(ks) > length:
             missed = np.flatnonzero(~hits.any(axis=1))
             first[missed] = _first_hits(block, missed, own, queries, items, members)
-        sums[:-2] += [(first <= k).sum() for k in ks]
-        sums[-2:] += _precisions(hits, matches[block.rows])
-    means = sums / len(valid)
+        recalls = [first <= k for k in ks]
+        scores.append(np.stack([*recalls, *_precisions(hits, matches[block.rows])], axis=1))
+    # Gathered per query and added in one order: the last digit does not depend on the ranks.
+    own_scores = torch.from_numpy(np.concatenate(scores))
+    means = world.gather(own_scores, len(valid)).numpy().mean(axis=0)
     return {
         **{f"recall_at_{k}": float(mean) for k, mean in zip(ks, means, strict=False)},
         "r_precision": float(means[-2]),
@@ -119,17 +127,16 @@ def nmi(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int
     return float(normalized_mutual_info_score(ids, clusters))
 
 
-def _precisions(hits: NDArray[np.bool_], matches: Ids) -> tuple[float, float]:
-    """Sums over queries of R-precision and MAP@R."""
+def _precisions(
+    hits: NDArray[np.bool_], matches: Ids
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """R-precision and MAP@R of each query."""
     hits = hits[:, : int(matches.max())]
     places = np.arange(1, hits.shape[1] + 1)
     relevant = hits & (places <= matches[:, None])
     found = relevant.cumsum(axis=1)
     precision = np.where(relevant, found / places, 0.0)
-    return (
-        float((found[:, -1] / matches).sum()),
-        float((precision.sum(axis=1) / matches).sum()),
-    )
+    return found[:, -1] / matches, precision.sum(axis=1) / matches
 
 
 class _Members:

@@ -40,6 +40,8 @@ class Settings:
         layer_norm: Layer norm without affine weights before the embedding layer.
         embedding_dim: Size of the embedding.
         augment: A preset of `trainables.data.augment`.
+        negative_share: Share of the classes absent from a batch that a proxy loss compares it
+            with, drawn anew each step; 1 takes all. For very many classes.
     """
 
     epochs: int = 20
@@ -58,8 +60,11 @@ class Settings:
     layer_norm: bool = False
     embedding_dim: int = 128
     augment: str = "none"
+    negative_share: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.negative_share > 1:
+            raise ValueError(f"`negative_share <= 1` must hold, but got {self.negative_share}.")
         for name, rule in _RULES.items():
             value = getattr(self, name)
             low, inclusive = rule
@@ -81,6 +86,7 @@ _RULES: Mapping[str, tuple[float, bool]] = types.MappingProxyType(
         "clip_grad": (0, True),
         "warmup_epochs": (0, True),
         "embedding_dim": (1, True),
+        "negative_share": (0, False),
     }
 )
 
@@ -139,7 +145,9 @@ class TrialSpec:
         cache_dir: Where decoded data and features of this node live.
         checkpoint_dir: Where the trial keeps its checkpoint; empty for none.
         checkpoint_every: Epochs between checkpoints.
-        threads: CPU threads of the trial; 0 leaves torch's default.
+        threads: CPU threads of each rank; 0 leaves torch's default.
+        resources: What the trial occupies: `ranks_per_trial`, `nodes_per_trial`,
+            `cpus_per_trial`, `gpus_per_trial`, and `shard_proxies`.
     """
 
     trial: str

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from trainables.checkpoints import load_checkpoint, save_checkpoint
@@ -17,6 +18,7 @@ from trainables.model import pool
 from trainables.replica import Replica, Task, embed, score_vectors
 from trainables.settings import TrialSpec
 from trainables.workbench import Bench, untrained_backbone
+from trainables.world import Alone, World
 
 
 class Training:
@@ -25,21 +27,22 @@ class Training:
     Args:
         spec: The trial.
         bench: Data and backbone.
-        device: Where it trains; None takes a GPU if there is one.
+        world: The ranks that train it together; None is this process alone, on a GPU if there
+            is one. Every rank holds a Training of its own and calls the same methods.
     """
 
-    def __init__(self, spec: TrialSpec, bench: Bench, device: torch.device | None = None) -> None:
+    def __init__(self, spec: TrialSpec, bench: Bench, world: World | None = None) -> None:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         self._spec = spec
         self.epoch = 0
         self.last_result: dict[str, Any] = {}
         self._seconds = 0.0
-        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._world = world = world or Alone()
         tasks = split_tasks(bench.data(spec.settings.pooling), spec.split, spec.folds)
         self._replicas = [
             [
-                Replica(spec, bench, task, seed=spec.seed + i, fold=fold, device=device)
+                Replica(spec, bench, task, seed=spec.seed + i, fold=fold, world=world)
                 for fold, task in enumerate(tasks)
             ]
             for i in range(spec.replicas)
@@ -69,6 +72,7 @@ class Training:
         metrics = _mean(by_seed)
         scores = [m[self._spec.objective] for m in by_seed]
         metrics["seconds"] = time.perf_counter() - started
+        metrics |= memory_use()
         self._seconds += metrics["seconds"]
         self.last_result = {
             "epoch": self.epoch,
@@ -85,20 +89,27 @@ class Training:
         return self.epoch >= self._spec.settings.epochs
 
     def save(self) -> None:
-        """Write the checkpoint, if the trial keeps one."""
-        if self._spec.checkpoint_dir:
-            payload = {
-                "epoch": self.epoch,
-                "last_result": self.last_result,
-                "replicas": [r.state_dict() for r in self.replicas],
-            }
+        """Write the checkpoint, if the trial keeps one; the first rank writes it, whole."""
+        if not self._spec.checkpoint_dir:
+            return
+        payload = {
+            "epoch": self.epoch,
+            "last_result": self.last_result,
+            "replicas": [r.state_dict() for r in self.replicas],
+        }
+        if self._world.rank == 0:
             save_checkpoint(Path(self._spec.checkpoint_dir), self._spec.trial, payload)
 
     def restore(self) -> bool:
-        """Continue from the checkpoint, if there is one; `last_result` is then its report."""
+        """Continue from the checkpoint, if there is one; `last_result` is then its report.
+
+        Raises:
+            RuntimeError: Ranks see different checkpoints: their directory is not shared.
+        """
         if not self._spec.checkpoint_dir:
             return False
         payload = load_checkpoint(Path(self._spec.checkpoint_dir), self._spec.trial)
+        self._agree_on(payload)
         if payload is None:
             return False
         for replica, state in zip(self.replicas, payload["replicas"], strict=True):
@@ -107,6 +118,19 @@ class Training:
         self.last_result = payload["last_result"]
         self._seconds = float(self.last_result["seconds"])
         return True
+
+    def _agree_on(self, payload: dict[str, Any] | None) -> None:
+        epoch = -1 if payload is None else int(payload["epoch"])
+        first = torch.tensor(epoch, device=self._world.device)
+        self._world.broadcast_(first)
+        differs = torch.tensor(float(int(first) != epoch), device=self._world.device)
+        self._world.maximum_(differs)
+        if float(differs) > 0:
+            raise RuntimeError(
+                f"rank {self._world.rank} sees the checkpoint of epoch {epoch}, the first rank "
+                f"that of {int(first)} (-1: none); {self._spec.checkpoint_dir} must be storage "
+                "that all nodes of a trial share."
+            )
 
 
 def split_tasks(data: Dataset, split: str, n_folds: int) -> list[Task]:
@@ -131,7 +155,7 @@ def untrained_metrics(spec: TrialSpec, bench: Bench) -> dict[str, float]:
     model = _Pooled(backbone, spec.settings.pooling)
     scored = []
     for task in split_tasks(bench.dataset, spec.split, spec.folds):
-        vectors = embed(model, task.score, augment, torch.device("cpu"))
+        vectors = embed(model, task.score, augment, Alone(torch.device("cpu")))
         scored.append(score_vectors(vectors, task.score, spec.recall_at))
     return _mean(scored)
 
@@ -154,6 +178,14 @@ def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
     if stop - start == len(indices):
         return Part(part.items[start:stop], part.labels[start:stop])
     return Part(part.items[indices], part.labels[indices])
+
+
+def memory_use() -> dict[str, float]:
+    """Memory of this process in MiB, and of its GPU if it has one."""
+    use = {"memory_mib": psutil.Process().memory_info().rss / 2**20}
+    if torch.cuda.is_available():
+        use["gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+    return use
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

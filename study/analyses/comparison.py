@@ -207,7 +207,7 @@ def _validation_draws(
     again = trials[(trials["point"] == best["point"]) & (trials["trial"] != best["trial"])]
     again = again[(again["epochs"] >= full_epochs(table, loss)) & again["score"].notna()]
     noise = seed_noise(table)
-    if len(again) >= 2 and noise.measured:
+    if len(again) and noise.measured:
         spread = noise.sigma / np.sqrt(len(again))
         shocks = rng.standard_t(max(noise.freedom, 1), n)
         return np.asarray(float(again["score"].mean()) + spread * shocks)

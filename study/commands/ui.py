@@ -20,6 +20,7 @@ def command(name: str | None, port: int, root: Path | None) -> None:
     from study.home import studies_root
     from study.reporting import find_store
     from study.tracking.local import default_artifact_root, is_local, relocate
+    from study.tracking.reader import study_path
     from study.tracking.redaction import redact
     from study.tracking.server import serve
 
@@ -40,7 +41,7 @@ def command(name: str | None, port: int, root: Path | None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     click.echo("starting MLflow ...", err=True)
     with serve(store.uri, port=port, artifact_root=artifacts) as address:
-        click.echo(f"{name}: {address}  (ctrl-C stops)")
+        click.echo(f"{name}: {address}{study_path(store.uri, name)}  (ctrl-C stops)")
         try:
             signal.pause()
         except KeyboardInterrupt:

@@ -71,6 +71,9 @@ def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
         f"{chance(float(first['probability']))} that {first['loss']} is the best of "
         f"{len(rows)}; {second['loss']} is {gap:.3f} behind."
     )
+    silent = [n for n in ranked["loss"] if n not in set(rows["loss"])]
+    if silent:
+        words += f" {listing(silent)}: no repeated seed, so not in the race."
     if findings.best_split != "test":
         words += " Validation classes only: confirm on test classes before you publish."
     floor = findings.noise_floor

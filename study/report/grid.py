@@ -50,7 +50,7 @@ def _texts(column: pd.Series) -> list[Cell]:
     values = column.to_numpy(dtype=float)
     known = values[np.isfinite(values)]
     integer = pd.api.types.is_integer_dtype(column)
-    round_ = bool(len(known) and (known == np.round(known)).all() and np.abs(known).max() > 1)
+    round_ = bool(len(known) and (known == np.round(known)).all())
     whole = integer or round_
     tiny = bool(((np.abs(known) < 1e-3) & (known != 0)).any())
     top = float(np.abs(known).max()) if len(known) else 0.0

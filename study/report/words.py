@@ -21,11 +21,11 @@ _PRETTY = {
 
 
 def knob_label(space: Space, knob: str) -> str:
-    """The paper's letter and the knob's name: `α alpha`."""
+    """The paper's letter and the knob's name: `α (alpha)`."""
     known = space.searched.get(knob)
     if known is None or not known.symbol or known.symbol == knob:
         return knob
-    return f"{known.symbol} {knob}"
+    return f"{known.symbol} ({knob})"
 
 
 def metric_label(name: str) -> str:

@@ -86,8 +86,9 @@ class Desk:
             self._end(job, _failure(state, epoch, seconds, result))
             return True
         self._losses.pop(trial, None)
-        self._listener.epoch(job, epoch, _metrics(result))
-        score = float(result["score"])
+        score, spread = float(result["score"]), float(result.get("score_std", math.nan))
+        told = {"score_std": spread} if math.isfinite(spread) else {}
+        self._listener.epoch(job, epoch, {**_metrics(result), **told})
         low = self.ledger.report(trial, epoch, score)
         if state == "finished" or low:
             self._end(
@@ -96,7 +97,7 @@ class Desk:
                     state="finished" if state == "finished" else "stopped",
                     epochs=epoch,
                     score=score,
-                    score_std=float(result.get("score_std", math.nan)),
+                    score_std=spread,
                     seconds=seconds,
                     host=str(result.get("host", "")),
                     metrics=_metrics(result),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from study.tracking.local import relocate
 from study.tracking.writer import Tracker
 from study.tuning.desk import Desk
 from study.tuning.ledger import Ledger
+from study.tuning.placement import alive_nodes, check_room, placement, slots
 from study.tuning.record import Record
 from study.tuning.telling import TrackingListener
 
@@ -105,7 +105,7 @@ def run(
                     TrackingListener(tracker, plan, _tags(data)),
                     cache_dir=cache_dir(),
                     checkpoint_dir=home.checkpoints,
-                    slots=_slots(plan),
+                    slots=slots(plan.file.resources),
                 )
                 if not ledger.is_finished():
                     with Refresher(home, plan, tracker) as refresher:
@@ -128,7 +128,7 @@ def _tune(
 
     with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
         tuner = tune.Tuner(
-            tune.with_resources(trainable or StudyTrial, _placement(plan)),
+            tune.with_resources(trainable or StudyTrial, placement(plan.file.resources)),
             tune_config=tune.TuneConfig(
                 search_alg=DeskSearcher(desk),
                 scheduler=DeskScheduler(desk),
@@ -167,36 +167,6 @@ def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[],
     return show
 
 
-def _placement(plan: Plan) -> Any:
-    from ray.tune import PlacementGroupFactory
-
-    resources = plan.file.resources
-    bundle: dict[str, float] = {"CPU": resources.cpus_per_trial}
-    if resources.gpus_per_trial:
-        bundle["GPU"] = resources.gpus_per_trial
-    return PlacementGroupFactory([bundle])
-
-
-def _slots(plan: Plan) -> Callable[[], int]:
-    """How many trials the cluster can run at once, asked anew every few seconds."""
-    import ray
-
-    resources = plan.file.resources
-    state = {"slots": 1, "until": 0.0}
-
-    def slots() -> int:
-        if time.monotonic() >= state["until"]:
-            total = ray.cluster_resources()
-            fits = [math.floor(total.get("CPU", 0.0) / resources.cpus_per_trial + 1e-9)]
-            if resources.gpus_per_trial:
-                fits.append(math.floor(total.get("GPU", 0.0) / resources.gpus_per_trial + 1e-9))
-            state["slots"] = max(1, min(fits))
-            state["until"] = time.monotonic() + 5.0
-        return min(int(state["slots"]), resources.max_concurrent or 10**6)
-
-    return slots
-
-
 @contextlib.contextmanager
 def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterator[None]:
     """A Ray to run on: this process's, the one at `address`, or one of our own."""
@@ -213,6 +183,8 @@ def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterato
         else:
             ray.init(address=address, **common)
     try:
+        if address is None:
+            check_room(plan.file.resources, alive_nodes())
         yield
     finally:
         ray.shutdown()

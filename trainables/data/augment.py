@@ -49,8 +49,8 @@ class Augment:
     """Batches of stored uint8 images (N, H, W, C) as normalised float32 (N, C, size, size).
 
     Every image of a batch draws its own crop, flip and shift, from the generator given with the
-    batch: same generator state, same output. The output is in channels-last memory order, which
-    convolutions on CPUs and tensor cores prefer.
+    batch: same generator state, same output, however the batch is shared out over ranks. The
+    output is in channels-last memory order, which convolutions on CPUs and tensor cores prefer.
 
     Args:
         preset: A key of `PRESETS`.
@@ -68,18 +68,33 @@ class Augment:
         self.scale = torch.tensor([1 / (255 * s) for s in std])
         self.offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
 
-    def train(self, images: Images, generator: torch.Generator) -> Tensor:
-        """Augmented images; the generator is a CPU generator."""
+    def train(
+        self, images: Images, generator: torch.Generator, *, part: tuple[int, int] | None = None
+    ) -> Tensor:
+        """Augmented images; the generator is a CPU generator.
+
+        Args:
+            part: These images are those from position `part[0]` on of a batch of `part[1]`, and
+                look as they would in the whole batch; None is a whole batch.
+        """
         pixels = _channels_first(images)
+        start, total = part or (0, len(pixels))
+        own = slice(start, start + len(pixels))
         if self.preset.crop_area is not None:
-            pixels = self._random_crops(pixels, self.preset.crop_area, generator)
+            height, width = pixels.shape[-2:]
+            boxes = crop_boxes(
+                total, height, width, self.preset.crop_area, self.preset.crop_ratio, generator
+            )
+            pixels = self._crops(pixels, boxes[own])
         else:
             pixels = self._fit(pixels)
         if self.preset.shift:
-            pixels = _shifted(pixels, round(self.preset.shift * self.size), generator)
+            most = round(self.preset.shift * self.size)
+            at = torch.randint(0, 2 * most + 1, (2, total), generator=generator)
+            pixels = _shifted(pixels, most, at[:, own])
         floats = self._normalise(pixels)
         if self.preset.flip:
-            flips = torch.rand(len(pixels), generator=generator) < self.preset.flip
+            flips = torch.rand(total, generator=generator)[own] < self.preset.flip
             for i in flips.nonzero()[:, 0].tolist():
                 floats[i] = floats[i].flip(-1)
         return floats
@@ -95,6 +110,8 @@ class Augment:
         height, width = pixels.shape[-2:]
         if (height, width) == (self.size, self.size):
             return pixels
+        if len(pixels) == 0:  # a rank without a share of the batch; resizing refuses nothing
+            return pixels.new_empty((0, pixels.shape[1], self.size, self.size))
         functional = import_torchvision("torchvision.transforms.v2.functional")
         shorter = round(self.size / CROP_FRACTION)
         if min(height, width) != shorter:
@@ -102,21 +119,15 @@ class Augment:
         cropped: Tensor = functional.center_crop(pixels, [self.size, self.size])
         return cropped
 
-    def _random_crops(
-        self, pixels: Tensor, area: tuple[float, float], generator: torch.Generator
-    ) -> Tensor:
+    def _crops(self, pixels: Tensor, boxes: Tensor) -> Tensor:
         functional = import_torchvision("torchvision.transforms.v2.functional")
-        height, width = pixels.shape[-2:]
-        boxes = crop_boxes(
-            len(pixels), height, width, area, self.preset.crop_ratio, generator
-        ).tolist()
         out = torch.empty(
             (len(pixels), pixels.shape[1], self.size, self.size),
             dtype=torch.uint8,
             memory_format=torch.channels_last,
         )
         # One call per image: a batched call would give all of them the same crop.
-        for i, box in enumerate(boxes):
+        for i, box in enumerate(boxes.tolist()):
             out[i] = functional.resized_crop(
                 pixels[i], *box, [self.size, self.size], antialias=True
             )
@@ -176,11 +187,11 @@ def _channels_first(images: Images) -> Tensor:
     return images.permute(0, 3, 1, 2)
 
 
-def _shifted(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Every image moved by its own whole number of pixels, -most..most in both directions."""
+def _shifted(pixels: Tensor, most: int, at: Tensor) -> Tensor:
+    """Every image moved by its own whole number of pixels; `at` is (2, n) of 0..2 most."""
     n, _, height, width = pixels.shape
     padded = torch.nn.functional.pad(pixels, (most, most, most, most))
-    top, left = torch.randint(0, 2 * most + 1, (2, n), generator=generator)
+    top, left = at
     rows = top[:, None] + torch.arange(height)
     columns = left[:, None] + torch.arange(width)
     images = torch.arange(n)[:, None, None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from trainables.losses.knobs import KnobInfo
+from trainables.losses.proxy_loss import ProxyLoss
 from trainables.losses.registry import (
     LOSSES,
     LossInfo,
@@ -27,6 +28,7 @@ __all__ = [
     "loss_knobs",
     "reseed",
     "set_progress",
+    "sharded_parameters",
 ]
 
 
@@ -38,6 +40,13 @@ def reseed(loss: nn.Module, seed: int) -> None:
     for module in loss.modules():
         if callable(method := getattr(module, "reseed", None)):
             method(seed)
+
+
+def sharded_parameters(loss: nn.Module) -> dict[str, int]:
+    """Parameters of which each rank holds a share, by name, and their rows over all ranks."""
+    if isinstance(loss, ProxyLoss) and loss.world.size > 1:
+        return {"proxies": loss.n_classes}
+    return {}
 
 
 def set_progress(loss: nn.Module, fraction: float) -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from trainables.losses.blocks import Budget, Segment
+from trainables.losses.blocks import Budget
 from trainables.losses.class_core import Rule, class_scores
+from trainables.losses.classes import Classes
 from trainables.losses.scale import Scale
 
 Positive = Callable[[Tensor], Tensor]
@@ -48,28 +49,28 @@ class ClassHead(nn.Module):
         self.own_in_sum, self.label_smoothing = own_in_sum, label_smoothing
         self.budget = budget or Budget()
 
-    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
-        """The loss over all segments, which together hold every class once."""
-        return self.with_spread(embeddings, labels, segments)[0]
+    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+        """The loss over all classes."""
+        return self.with_spread(embeddings, labels, classes)[0]
 
     def with_spread(
-        self, embeddings: Tensor, labels: Tensor, segments: list[Segment]
+        self, embeddings: Tensor, labels: Tensor, classes: Classes
     ) -> tuple[Tensor, Tensor | None]:
         """The loss, and the summed distances among each class's proxies if the rule has them."""
         scale = self.scale()
         scores = class_scores(
             embeddings,
             labels,
-            segments,
+            classes.segments,
             scale,
             rule=self.rule,
             with_total=self.label_smoothing > 0,
             budget=self.budget,
+            reducer=classes.reducer,
         )
         own = scores.positive if self.positive is None else self.positive(scores.positive)
         own = own * scale
-        n_classes = sum(len(segment.proxies) for segment in segments)
-        losses = self._losses(scores.negatives, own, scores.total, n_classes)
+        losses = self._losses(scores.negatives, own, scores.total, classes.count)
         return losses.mean(), scores.spread
 
     def _losses(

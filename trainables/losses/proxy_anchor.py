@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainables.losses.anchor_core import anchor_scores
-from trainables.losses.blocks import Budget, Segment
+from trainables.losses.blocks import Budget
+from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
 
 
@@ -26,20 +27,20 @@ class AnchorHead(nn.Module):
         super().__init__()
         self.alpha, self.delta, self.budget = alpha, delta, budget
 
-    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
-        """The loss over all segments, which together hold every class once."""
+    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+        """The loss over all classes."""
         push, positive = anchor_scores(
             embeddings,
             labels,
-            segments,
+            classes.segments,
             alpha=self.alpha,
             delta=self.delta,
             budget=self.budget,
+            reducer=classes.reducer,
         )
-        n_classes = sum(len(segment.proxies) for segment in segments)
         pull = _soft_maxima(-self.alpha * (positive - self.delta), labels)
         # Absent classes pull nothing, so they must not dilute the mean of those present.
-        return pull.mean() + push / n_classes
+        return pull.mean() + push / classes.count
 
 
 def _soft_maxima(values: Tensor, labels: Tensor) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from trainables.losses.blocks import Budget, Segment
+from trainables.losses.classes import Classes, fetch, sampled, start_values
 from trainables.losses.synthesis import Synthesis
+from trainables.world import Alone, World, share
 
 
 @dataclass(frozen=True)
@@ -21,21 +24,27 @@ class Setup:
         dim: Length of an embedding.
         seed: Start of the proxies and of the plug-in's random pairs.
         budget: Memory for the similarities of a batch with all proxies.
+        world: Ranks that each hold the proxies of a share of the classes.
+        negative_share: Share of the classes absent from a batch that it is compared with.
     """
 
     n_classes: int
     dim: int
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
+    world: World = field(default_factory=lambda: Alone(torch.device("cpu")))
+    negative_share: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("n_classes", "dim"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name} >= 1` (an integer) must hold, but got {value!r}.")
+        if not 0.0 < self.negative_share <= 1.0:
+            raise ValueError(f"`0 < negative_share <= 1` must hold, got {self.negative_share}.")
 
 
-Head = Callable[[Tensor, Tensor, list[Segment]], Tensor]
+Head = Callable[[Tensor, Tensor, Classes], Tensor]
 
 
 class ProxyLoss(nn.Module):
@@ -44,9 +53,12 @@ class ProxyLoss(nn.Module):
     The proxies start as random directions of length about one, whatever the loss: a learning
     rate of the proxies is a step relative to that length, so it means the same for every loss.
 
+    With several ranks each holds the proxies of consecutive classes, its share of all; they start
+    and move as the same rows do in one process.
+
     Args:
-        setup: Classes, dimension, seed.
-        head: The loss as a function of (embeddings, labels, segments of proxies).
+        setup: Classes, dimension, seed, ranks.
+        head: The loss as a function of (embeddings, labels, classes).
         proxies_per_class: 1 gives `proxies` of shape (n_classes, dim), K > 1 (n_classes, K, dim).
         synthesis: The plug-in that adds synthetic classes to each batch.
     """
@@ -65,20 +77,72 @@ class ProxyLoss(nn.Module):
         if proxies_per_class < 1:
             raise ValueError(f"At least one proxy per class is needed, got {proxies_per_class}.")
         several = (int(proxies_per_class),) if proxies_per_class > 1 else ()
-        generator = torch.Generator().manual_seed(setup.seed)
-        start = torch.randn(setup.n_classes, *several, setup.dim, generator=generator)
-        self.proxies = nn.Parameter(start.mul_(setup.dim**-0.5))
+        self.n_classes, self.world = setup.n_classes, setup.world
+        self.negative_share = setup.negative_share
+        self._own = share(setup.n_classes, setup.world.rank, setup.world.size)
+        self._seed, self._steps = setup.seed, 0
+        start = start_values(setup.n_classes, (*several, setup.dim), self._own, seed=setup.seed)
+        self.proxies = nn.Parameter(start)
         self.head, self.synthesis = head, synthesis
+
+    def reseed(self, seed: int) -> None:
+        """Make the classes drawn from here on a function of the seed (and of the batches)."""
+        self._seed, self._steps = seed, 0
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of (batch, dim) embeddings with int64 labels in [0, n_classes)."""
-        check_batch(embeddings, labels, n_classes=len(self.proxies), dim=self.proxies.shape[-1])
-        segments = [Segment(0, self.proxies)]
-        if self.synthesis is not None:
-            embeddings, labels, extra = self.synthesis(embeddings, labels, self.proxies)
-            segments += extra
-        result: Tensor = self.head(embeddings, labels, segments)
+        check_batch(embeddings, labels, n_classes=self.n_classes, dim=self.proxies.shape[-1])
+        if self.world.size == 1 and self.negative_share == 1:
+            embeddings, labels, segments = self._enlarged(embeddings, labels, self.proxies)
+            trained, synthetic = self.n_classes, sum(len(s.proxies) for s in segments[1:])
+        else:
+            embeddings, labels, extra, synthetic = self._shared_synthesis(embeddings, labels)
+            labels, proxies, trained = self._sampled(labels)
+            segments = [Segment(self._own.start, proxies), *extra]
+        classes = Classes(segments, trained + synthetic, trained, self.world)
+        result: Tensor = self.head(embeddings, labels, classes)
         return result
+
+    def _enlarged(
+        self, embeddings: Tensor, labels: Tensor, proxies: Tensor
+    ) -> tuple[Tensor, Tensor, list[Segment]]:
+        if self.synthesis is None:
+            return embeddings, labels, [Segment(0, proxies)]
+        return cast(
+            tuple[Tensor, Tensor, list[Segment]], self.synthesis(embeddings, labels, proxies)
+        )
+
+    def _shared_synthesis(
+        self, embeddings: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, list[Segment], int]:
+        """The batch with synthetic samples, this rank's share of their classes, and their number.
+
+        The plug-in sees only the proxies of the batch's classes, wherever they are held.
+        """
+        if self.synthesis is None:
+            return embeddings, labels, [], 0
+        present, dense = torch.unique(labels, return_inverse=True)
+        parents = fetch(self.proxies, present, self._own, self.world)
+        embeddings, _, segments = self._enlarged(embeddings, dense, parents)
+        if len(segments) == 1:
+            return embeddings, labels, [], 0
+        synthetic = segments[1].proxies
+        new = torch.arange(len(synthetic), device=labels.device) + self.n_classes
+        own = share(len(synthetic), self.world.rank, self.world.size)
+        segment = Segment(self.n_classes + own.start, synthetic[own])
+        return embeddings, torch.cat([labels, new]), [segment], len(synthetic)
+
+    def _sampled(self, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Labels renumbered to the drawn classes, their proxies, and their number over ranks."""
+        if self.negative_share == 1:
+            return labels, self.proxies, self.n_classes
+        self._steps += 1
+        kept = sampled(labels, self._own, self.negative_share, seed=(self._seed, self._steps))
+        own = (labels >= self._own.start) & (labels < self._own.stop)
+        places = torch.searchsorted(kept, labels - self._own.start) + self._own.start
+        number = torch.tensor(len(kept), device=labels.device)
+        self.world.sum_(number)
+        return torch.where(own, places, labels), self.proxies.index_select(0, kept), int(number)
 
 
 def check_batch(embeddings: Tensor, labels: Tensor, *, n_classes: int, dim: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from trainables.losses.am_softmax import am_softmax
@@ -29,6 +30,7 @@ from trainables.losses.softmax import softmax
 from trainables.losses.synthesis import Draw, Path, Synthesis
 from trainables.losses.triplet import triplet
 from trainables.losses.unified import unified, unified_pair
+from trainables.world import Alone, World
 
 SYNTHESIS = "+synthesis"
 SYNTHESIS_PAPER = "Gu et al., AAAI 2021, arXiv:2103.15454"
@@ -118,6 +120,8 @@ def build_loss(
     dim: int,
     seed: int = 0,
     keep_mib: float = 256.0,
+    shards: World | None = None,
+    negative_share: float = 1.0,
     **knobs: Any,
 ) -> nn.Module:
     """The loss called `name`, called as `loss(embeddings, labels) -> scalar`.
@@ -129,12 +133,24 @@ def build_loss(
         seed: Start of the proxies and of random pairs.
         keep_mib: Similarities of a batch with all proxies are kept for backward up to this many
             MiB; above, they are computed twice and never held at once.
+        shards: Ranks that each hold a share of the classes' proxies; every rank passes all
+            embeddings and gets the whole loss. None: all proxies here. Only ours can be sharded;
+            `pml:...` is replicated.
+        negative_share: Share of the classes absent from a batch that a proxy loss compares it
+            with, drawn anew each step.
         knobs: The loss's own knobs, as `loss_knobs(name)` lists them.
 
     Raises:
         ValueError: The loss or a knob is unknown, a knob is missing or has an impossible value.
     """
-    setup = Setup(n_classes, dim, seed=seed, budget=Budget(keep_bytes=int(keep_mib * 2**20)))
+    setup = Setup(
+        n_classes,
+        dim,
+        seed=seed,
+        budget=Budget(keep_bytes=int(keep_mib * 2**20)),
+        world=shards or Alone(torch.device("cpu")),
+        negative_share=negative_share,
+    )
     known = loss_knobs(name)
     check_knobs(name, known, knobs)
     knobs = {knob: _plain(known[knob], value) for knob, value in knobs.items()}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainables.losses.am_softmax import CosineMargin
-from trainables.losses.blocks import Segment
 from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
+from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
 from trainables.losses.scale import Scale
 
@@ -26,13 +26,13 @@ class SoftTripleHead(nn.Module):
         super().__init__()
         self.classes, self.tau = classes, tau
 
-    def forward(self, embeddings: Tensor, labels: Tensor, segments: list[Segment]) -> Tensor:
-        """The loss over all segments, which together hold every class once."""
-        loss, spread = self.classes.with_spread(embeddings, labels, segments)
+    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+        """The loss over all classes."""
+        loss, spread = self.classes.with_spread(embeddings, labels, classes)
         if spread is None:
             return loss
-        n_classes, centres, _ = segments[0].proxies.shape
-        return loss + (self.tau / (n_classes * centres * (centres - 1))) * spread
+        centres = classes.segments[0].proxies.shape[1]
+        return loss + (self.tau / (classes.trained * centres * (centres - 1))) * spread
 
 
 def soft_triple(

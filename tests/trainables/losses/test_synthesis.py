@@ -45,11 +45,12 @@ def test_equals_the_host_on_the_enlarged_sets(
     reseed(loss, 11)
     value = loss(x, y)
     reseed(loss, 11)
-    more_x, more_y, extra = synthesis(x, y, loss.proxies)
-    assert len(extra[0].proxies) == 16
+    more_x, more_y, segments = synthesis(x, y, loss.proxies)
+    extra = segments[1].proxies
+    assert len(extra) == 16
     tau = {"tau": 0.0} if host == "soft_triple" else {}
     plain = make_loss(host, n_classes=7 + 16, **tau)
-    plain.proxies.data = torch.cat([loss.proxies.detach(), extra[0].proxies.detach()])
+    plain.proxies.data = torch.cat([loss.proxies.detach(), extra.detach()])
     expected = plain(more_x, more_y)
     if host == "soft_triple":
         # The regulariser is of the trained centres alone.
@@ -107,7 +108,7 @@ def test_synthetic_vectors_are_of_unit_length_between_their_parents(
     shape = (7, 3, 5) if several else (7, 5)
     proxies = torch.randn(*shape, dtype=torch.float64, generator=generator)
     synthesis = Synthesis(alpha=1.0, mu=2.0, draw="sample", path=path, seed=4)
-    more_x, more_y, ((first_class, extra),) = synthesis(x, y, proxies)
+    more_x, more_y, (_, (first_class, extra)) = synthesis(x, y, proxies)
     assert first_class == 7
     assert more_y[len(y) :].tolist() == list(range(7, 7 + 22))
     torch.testing.assert_close(more_x[: len(x)], x)
@@ -136,7 +137,7 @@ def test_gradients_reach_both_parents(path: Path, random_batch: Batch) -> None:
     proxies = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     proxies.requires_grad_()
     synthesis = Synthesis(alpha=1.0, mu=0.1, path=path, seed=4)
-    more_x, _, ((_, extra),) = synthesis(x, y, proxies)
+    more_x, _, (_, (_, extra)) = synthesis(x, y, proxies)
     weights = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     of_x, of_p = torch.autograd.grad(((more_x[-1] + extra[0]) * weights).sum(), [x, proxies])
     synthesis.reseed(4)
@@ -153,7 +154,7 @@ def test_parallel_and_opposite_parents_stay_finite(path: Path) -> None:
     y = torch.tensor([0, 1, 2])
     proxies = x.detach().clone().requires_grad_()
     synthesis = Synthesis(alpha=1.0, mu=4.0, draw="sample", path=path, seed=0)
-    more_x, _, ((_, extra),) = synthesis(x, y, proxies)
+    more_x, _, (_, (_, extra)) = synthesis(x, y, proxies)
     for gradient in torch.autograd.grad((more_x.sum() + extra.sum()), [x, proxies]):
         assert torch.isfinite(gradient).all()
     assert torch.isfinite(more_x).all()
@@ -166,7 +167,7 @@ def test_softmax_keeps_lengths(random_batch: Batch) -> None:
     paths: tuple[Path, Path] = ("linear", "spherical")
     for path in paths:
         synthesis = Synthesis(alpha=1.0, mu=1.0, path=path, on_sphere=False)
-        _, _, ((_, extra),) = synthesis(x, y, proxies)
+        _, _, (_, (_, extra)) = synthesis(x, y, proxies)
         torch.testing.assert_close(extra, proxies[:1].expand_as(extra))
 
 

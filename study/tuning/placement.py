@@ -1,0 +1,90 @@
+"""Where do the processes of a trial go, and how many trials fit?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from study.errors import StudyError
+from study.file import ResourcesSection
+
+REFRESH_SECONDS = 5.0
+
+
+def bundle(resources: ResourcesSection) -> dict[str, float]:
+    """What a trial takes of each of its nodes."""
+    nodes = resources.nodes_per_trial
+    parts = {"CPU": resources.cpus_per_trial / nodes, "GPU": resources.gpus_per_trial / nodes}
+    return {name: amount for name, amount in parts.items() if amount}
+
+
+def placement(resources: ResourcesSection) -> Any:
+    """The placement group of a trial: one bundle per node, each on a node of its own.
+
+    The actor of a trial with several ranks needs nothing itself: it waits for them, in the first
+    bundle.
+    """
+    from ray.tune import PlacementGroupFactory
+
+    head: list[dict[str, float]] = [{}] if resources.ranks_per_trial > 1 else []
+    bundles = [bundle(resources)] * resources.nodes_per_trial
+    strategy = "STRICT_SPREAD" if len(bundles) > 1 else "PACK"
+    return PlacementGroupFactory([*head, *bundles], strategy=strategy)
+
+
+def fitting(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many trials fit on nodes with these resources at once.
+
+    A node can hold so many bundles; a trial needs `nodes_per_trial` nodes, each once. So t trials
+    fit if the nodes hold enough bundles when none counts more than t.
+    """
+    need = bundle(resources)
+    room = [
+        min(math.floor(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items())
+        for node in nodes
+    ]
+    wanted = resources.nodes_per_trial
+    trials = sum(room) // wanted
+    while trials and sum(min(r, trials) for r in room) < trials * wanted:
+        trials -= 1
+    return trials
+
+
+def check_room(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raise unless a trial fits on these nodes, to which no others will be added.
+
+    Raises:
+        StudyError: Not even one trial fits; it would wait for ever.
+    """
+    if fitting(resources, nodes):
+        return
+    need = bundle(resources)
+    has = [", ".join(f"{name} {node.get(name, 0.0):g}" for name in need) for node in nodes]
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in need.items())
+    raise StudyError(
+        f"resources: a trial needs {resources.nodes_per_trial} node(s) with {wanted} each, but "
+        f"here is {len(has)} with {'; '.join(has)}; lower cpus_per_trial, gpus_per_trial or "
+        "ranks_per_trial, or name a cluster with --address"
+    )
+
+
+def alive_nodes() -> list[Mapping[str, float]]:
+    """What each node of the cluster has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def slots(resources: ResourcesSection) -> Callable[[], int]:
+    """How many trials the cluster can run at once, asked anew every few seconds."""
+    state = {"slots": 1, "until": 0.0}
+
+    def ask() -> int:
+        if time.monotonic() >= state["until"]:
+            state["slots"] = max(1, fitting(resources, alive_nodes()))
+            state["until"] = time.monotonic() + REFRESH_SECONDS
+        return min(int(state["slots"]), resources.max_concurrent or 10**6)
+
+    return ask

@@ -1,0 +1,87 @@
+"""What a trial takes of the cluster, and how many trials that leaves room for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from study.errors import StudyError
+from study.file import ResourcesSection
+from study.plan import build_plan
+from study.read_file import parse_study
+from study.tuning.placement import check_room, fitting, placement
+
+NODE = {"CPU": 16.0, "GPU": 4.0}
+
+
+def section(**values: Any) -> ResourcesSection:
+    return ResourcesSection(**values)
+
+
+@pytest.mark.parametrize(
+    ("resources", "nodes", "expected"),
+    [
+        ({"cpus_per_trial": 2}, [NODE], 8),
+        ({"cpus_per_trial": 2, "gpus_per_trial": 1}, [NODE], 4),
+        ({"cpus_per_trial": 1, "gpus_per_trial": 0.25}, [NODE], 16),
+        ({"cpus_per_trial": 4, "gpus_per_trial": 2, "ranks_per_trial": 2}, [NODE] * 2, 4),
+        # Three GPUs hold one pair: the third GPUs of two nodes are no pair.
+        ({"gpus_per_trial": 2, "ranks_per_trial": 2}, [{"CPU": 9.0, "GPU": 3.0}] * 2, 2),
+        ({"gpus_per_trial": 2, "ranks_per_trial": 2}, [{"CPU": 9.0, "GPU": 1.0}] * 2, 0),
+        ({"gpus_per_trial": 2, "ranks_per_trial": 2, "nodes_per_trial": 2}, [NODE], 0),
+        (
+            {"gpus_per_trial": 2, "ranks_per_trial": 2, "nodes_per_trial": 2},
+            [NODE, {"CPU": 9.0, "GPU": 1.0}],
+            1,
+        ),
+        (
+            {"gpus_per_trial": 4, "ranks_per_trial": 4, "nodes_per_trial": 2},
+            [NODE, NODE, NODE],
+            3,
+        ),
+        ({"cpus_per_trial": 64}, [NODE], 0),
+    ],
+)
+def test_how_many_trials_fit(
+    resources: dict[str, Any], nodes: list[dict[str, float]], expected: int
+) -> None:
+    assert fitting(section(**resources), nodes) == expected
+
+
+def test_a_trial_that_never_fits_is_refused() -> None:
+    pair = section(gpus_per_trial=2, ranks_per_trial=2, cpus_per_trial=2)
+    check_room(pair, [NODE])
+    with pytest.raises(StudyError, match="with CPU 2, GPU 2 each, but here is 1"):
+        check_room(pair, [{"CPU": 16.0, "GPU": 1.0}])
+
+
+def test_bundles_are_the_nodes_of_a_trial() -> None:
+    one = placement(section(cpus_per_trial=2, gpus_per_trial=0.5))
+    assert one.bundles == [{"CPU": 2.0, "GPU": 0.5}]
+    assert not one.head_bundle_is_empty
+    pair = placement(section(cpus_per_trial=4, gpus_per_trial=2, ranks_per_trial=2))
+    assert pair.bundles == [{"CPU": 4.0, "GPU": 2.0}]
+    assert pair.head_bundle_is_empty
+    wide = placement(
+        section(cpus_per_trial=4, gpus_per_trial=4, ranks_per_trial=4, nodes_per_trial=2)
+    )
+    assert wide.bundles == [{"CPU": 2.0, "GPU": 2.0}] * 2
+    assert wide.strategy == "STRICT_SPREAD"
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"gpus_per_trial": 2}, "set ranks_per_trial: 2"),
+        ({"gpus_per_trial": 3, "ranks_per_trial": 2}, "0 or one for each rank"),
+        ({"gpus_per_trial": 0.5, "ranks_per_trial": 2}, "0 or one for each rank"),
+        ({"cpus_per_trial": 3, "ranks_per_trial": 2}, "multiple of `ranks_per_trial`"),
+        ({"ranks_per_trial": 3, "nodes_per_trial": 2}, "multiple of `nodes_per_trial`"),
+        ({"nodes_per_trial": 2}, "multiple of `nodes_per_trial`"),
+    ],
+)
+def test_resources_that_do_not_divide_are_refused(resources: dict[str, Any], message: str) -> None:
+    content = {"name": "s", "data": "glyphs", "losses": ["triplet"], "resources": resources}
+    with pytest.raises(StudyError, match=message):
+        build_plan(parse_study(content))

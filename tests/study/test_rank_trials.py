@@ -1,0 +1,65 @@
+"""Trials of several ranks on a real cluster: they end, survive, and leave nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study.home import StudyHome
+from tests.study.driven import check_complete
+from tests.study.rank_cluster import in_a_process
+
+pytestmark = pytest.mark.ray
+NOTHING = {"actors": 0, "groups": 0, "processes": 0, "missing": {}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, data_cache: Path) -> dict[str, Any]:
+    return in_a_process(folder)
+
+
+def test_a_dead_rank_and_failing_points_end_as_they_should(
+    found: dict[str, Any], folder: Path
+) -> None:
+    hurt = found["many_ranks"]
+    assert hurt["finished"]
+    assert hurt["killed"] == 1
+    trials = check_complete(StudyHome(folder / "studies" / "hurt"))
+    huge = trials["knob.embedding_dim"] == 2**40
+    assert huge.any()
+    assert (trials[huge]["state"] == "failed").all()
+    assert set(trials[~huge]["state"]) <= {"finished", "stopped"}
+    assert not huge.all()
+
+
+def test_ranks_run_side_by_side_and_are_reused(found: dict[str, Any]) -> None:
+    hurt = found["many_ranks"]
+    assert hurt["ranks"] == 4, "two trials at once, with two ranks each"
+    assert hurt["rank_processes"] <= 8, "six trials and more, in ranks that stay"
+
+
+def test_early_stop_error_and_death_free_every_rank_and_gpu(found: dict[str, Any]) -> None:
+    assert found["many_ranks"]["held"] == NOTHING
+    assert found["two_nodes"]["held"] == NOTHING
+
+
+def test_a_trial_spans_nodes_when_asked(found: dict[str, Any], folder: Path) -> None:
+    wide = found["two_nodes"]
+    assert wide["finished"]
+    assert (wide["ranks"], wide["nodes"]) == (4, 2)
+    trials = check_complete(StudyHome(folder / "studies" / "wide"))
+    assert (trials["state"] == "finished").all()
+
+
+def test_the_drivers_death_frees_every_rank_and_gpu(found: dict[str, Any]) -> None:
+    before = found["dead_driver"]["before"]
+    assert before["processes"] >= 2
+    assert before["missing"]["GPU"] >= 2.0
+    assert found["dead_driver"]["held"] == NOTHING

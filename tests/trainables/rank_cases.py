@@ -1,0 +1,234 @@
+"""What ranks are asked to do in tests: small real trainings in float64, told in plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from search_spaces import get_space
+from trainables.data.dataset import Dataset, Part
+from trainables.losses import LOSSES, build_loss, loss_knobs
+from trainables.replica import Replica, Task
+from trainables.settings import Settings, TrialSpec
+from trainables.training import Training
+from trainables.workbench import Bench
+from trainables.world import World, gather_rows, share
+
+N_CLASSES, PER_CLASS, SIDE = 11, 4, 8
+NAMES = [
+    name
+    for host, info in LOSSES.items()
+    for name in ([host, f"{host}+synthesis"] if info.family == "proxy" else [host])
+]
+STEPS = 20
+
+State = dict[str, Tensor]
+
+
+def bench(kind: str = "images", n_classes: int = N_CLASSES) -> Bench:
+    """Random pictures of a few classes for a real conv4, or random features."""
+    random = np.random.default_rng(3)
+
+    def part(first: int, count: int) -> Part:
+        labels = np.repeat(np.arange(first, first + count), PER_CLASS).astype(np.int64)
+        base = random.integers(0, 256, (first + count, SIDE, SIDE, 1))[labels]
+        noise = random.integers(0, 64, (len(labels), SIDE, SIDE, 1))
+        pixels = ((base + noise) % 256).astype(np.uint8)
+        if kind == "images":
+            return Part(pixels, labels)
+        features = pixels.reshape(len(labels), -1) / 128 - 1
+        return Part(features.astype(np.float32), labels)
+
+    names = tuple(str(i) for i in range(2 * n_classes))
+    data = Dataset("noise", part(0, n_classes), part(n_classes, n_classes), names, "x")
+    return Bench(data, {"name": "conv4" if kind == "images" else "none"}, None, SIDE, Path())
+
+
+def spec(
+    loss: str, *, kind: str = "images", shard: bool = False, knobs: Any = None, **settings: Any
+) -> TrialSpec:
+    """A trial at the loss's published point."""
+    known = loss_knobs(loss)
+    published = get_space(loss).published[0].values
+    chosen = {
+        "epochs": 2,
+        "batch_size": 14,
+        "images_per_class": 3,
+        "embedding_dim": 6,
+        "augment": "light",
+        "lr_decay": "none",
+        # Adam divides by |g|: with the usual 1e-8 it would blow the 16th digit of gradients that
+        # vanish up to the 7th digit of the weights, whatever the ranks do.
+        "adam_eps": 1e-4,
+        **settings,
+    }
+    return TrialSpec(
+        trial=f"{loss}-0000",
+        loss=loss,
+        loss_knobs={k: v for k, v in published.items() if k in known} | (knobs or {}),
+        settings=Settings(**chosen),
+        seed=1,
+        split="test",
+        dataset={"kind": kind},
+        backbone={},
+        cache_dir="",
+        threads=1,
+        resources={"shard_proxies": shard},
+    )
+
+
+def replica(world: World, trial: TrialSpec, n_classes: int = N_CLASSES) -> Replica:
+    """A replica in float64."""
+    data = bench(trial.dataset["kind"], n_classes)
+    task = Task(train=data.dataset.train, score=data.dataset.test)
+    made = Replica(trial, data, task, seed=1, fold=0, world=world)
+    made.model.double().train()
+    made.loss.double()
+    return made
+
+
+def whole_gradients(made: Replica, world: World) -> State:
+    """Gradients by name; shards put together."""
+    found = {f"model.{n}": p.grad for n, p in made.model.named_parameters()}
+    rows = getattr(made.loss, "n_classes", 0)
+    for name, parameter in made.loss.named_parameters():
+        sharded = name == "proxies" and len(parameter) < rows
+        assert parameter.grad is not None
+        grad = world.gather(parameter.grad, rows) if sharded else parameter.grad
+        found[f"loss.{name}"] = grad
+    return {name: grad.clone() for name, grad in found.items() if grad is not None}
+
+
+def whole_weights(made: Replica) -> State | None:
+    """All weights and buffers, on the first rank."""
+    state = made.state_dict()
+    if any(value is None for value in state["loss"].values()):
+        return None
+    named = {f"model.{k}": v for k, v in state["model"].items()}
+    named |= {f"loss.{k}": v for k, v in state["loss"].items()}
+    return {k: v.detach().clone() for k, v in named.items() if v.dtype.is_floating_point}
+
+
+def train(
+    world: World, trial: TrialSpec, steps: int, n_classes: int = N_CLASSES
+) -> tuple[float, State, State | None]:
+    """Loss and gradients of the first batch, and the weights after some optimiser steps."""
+    made = replica(world, trial, n_classes)
+    made._start_epoch(0, 7)
+    generator = torch.Generator().manual_seed(5)
+    batches = made._batches(11) + made._batches(12) + made._batches(13)
+    batches = (batches * (1 + steps // len(batches)))[:steps]
+    first = made.gradients(batches[0], generator)
+    gradients = whole_gradients(made, world)
+    for batch in batches:
+        made._step(batch, generator)
+    return first, gradients, whole_weights(made)
+
+
+def table(world: World, trials: Mapping[str, TrialSpec], steps: int) -> dict[str, Any]:
+    """`train` of many trials in one go."""
+    return {name: train(world, trial, steps) for name, trial in trials.items()}
+
+
+def batch_of(world: World, trial: TrialSpec, batch: list[int]) -> tuple[float, State]:
+    """Loss and gradients of one given batch."""
+    made = replica(world, trial)
+    made._start_epoch(0, 7)
+    generator = torch.Generator().manual_seed(5)
+    value = made.gradients(np.array(batch), generator)
+    return value, whole_gradients(made, world)
+
+
+def train_and_save(world: World, trial: TrialSpec, folder: str, epochs: int) -> dict[str, Any]:
+    """A trial that goes on from its checkpoint, if there is one, up to some epoch."""
+    training = Training(replace(trial, checkpoint_dir=folder), bench(trial.dataset["kind"]), world)
+    training.restore()
+    while training.epoch < epochs:
+        training.run_epoch()
+    training.save()
+    return {**training.last_result, "weights": whole_weights(training.replicas[0])}
+
+
+def resaved(world: World, trial: TrialSpec, folder: str) -> None:
+    """A trial that loads its checkpoint and saves it again."""
+    training = Training(replace(trial, checkpoint_dir=folder), bench(trial.dataset["kind"]), world)
+    assert training.restore()
+    training.save()
+
+
+def gradients_of_wrapper(world: World, seed: int) -> tuple[State, State]:
+    """Proxy-Anchor's gradients by the library's distributed wrapper, and by ours.
+
+    A linear encoder; the wrapper is used as its documentation says, with the encoder's gradients
+    averaged over ranks, as DistributedDataParallel does.
+    """
+    from pytorch_metric_learning import losses
+    from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+
+    weight, proxies, items, labels = wrapper_data(seed)
+    own = share(len(items), world.rank, world.size)
+    encoder = weight.clone().requires_grad_()
+    theirs = losses.ProxyAnchorLoss(4, 3, margin=0.1, alpha=32)
+    theirs.proxies = torch.nn.Parameter(proxies.clone())
+    DistributedLossWrapper(theirs)(items[own] @ encoder, labels[own]).backward()
+    assert encoder.grad is not None
+    assert theirs.proxies.grad is not None
+    world.sum_(encoder.grad)
+    library = {"encoder": encoder.grad / world.size, "proxies": theirs.proxies.grad}
+    return library, gradients_of_ours(world, seed)
+
+
+def gradients_of_ours(world: World, seed: int) -> State:
+    """Proxy-Anchor's gradients, this project's way."""
+    weight, proxies, items, labels = wrapper_data(seed)
+    own = share(len(items), world.rank, world.size)
+    encoder = weight.clone().requires_grad_()
+    loss = build_loss("proxy_anchor", n_classes=4, dim=3, alpha=32, delta=0.1).double()
+    loss.load_state_dict({"proxies": proxies})
+    loss(gather_rows(world, items[own] @ encoder, len(items)), labels).backward()
+    gradient = loss.get_parameter("proxies").grad
+    assert encoder.grad is not None
+    assert gradient is not None
+    world.sum_(encoder.grad)
+    return {"encoder": encoder.grad, "proxies": gradient}
+
+
+def wrapper_data(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight, proxies, items = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((5, 3), (4, 3), (12, 5))
+    )
+    return weight, proxies, items, torch.arange(12) % 4
+
+
+def many_classes(world: World, name: str, n_classes: int, dim: int) -> dict[str, float]:
+    """Two optimiser steps of a sharded loss; MiB held at most, beyond those held before."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the old peak
+    before = _peak_mib()
+    knobs: dict[str, Any] = dict(spec(name).loss_knobs)
+    loss = build_loss(name, n_classes=n_classes, dim=dim, shards=world, keep_mib=8, **knobs)
+    optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(n_classes, (32,), generator=generator)
+    vectors = torch.randn(32, dim, generator=generator)
+    values = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        value = loss(vectors, labels)
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    rows = len(loss.get_parameter("proxies"))
+    return {"first": values[0], "last": values[1], "mib": _peak_mib() - before, "rows": rows}
+
+
+def _peak_mib() -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,92 @@
+"""The trial's actor and its ranks: what it makes of ranks that fail, hang or die."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from trainables.settings import TrialSpec
+from trainables.worker import limit_gpu_memory
+
+pytestmark = pytest.mark.ray
+
+
+class Troubled:
+    """A rank that does what the trial's name says: `fail`, `die`, `lose` or `go on`."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.trial = rank, ""
+
+    def meeting_point(self) -> tuple[str, int]:
+        return "", 0
+
+    def join(self, address: str, port: int) -> None:
+        return None
+
+    def start(self, spec: Mapping[str, Any]) -> None:
+        self.trial = spec["trial"]
+
+    def step(self) -> dict[str, Any]:
+        if self.trial == "go on":
+            return {"state": "running", "error": "", "rank": self.rank, "pid": os.getpid()}
+        if self.rank == 0:  # waits for the others, as in an exchange
+            time.sleep(600)
+        if self.trial == "die":
+            os._exit(1)
+        state = {"fail": "failed", "lose": "lost"}[self.trial]
+        return {"state": state, "error": f"rank {self.rank}", "rank": self.rank}
+
+
+def act(rank_class: type[Any], trials: list[str]) -> list[Any]:
+    """Steps of a group of two ranks, as a trial's actor in its placement group makes them."""
+    from trainables import ranks
+
+    ranks.GRACE_SECONDS = 1.0
+    group = ranks.RankGroup({"ranks_per_trial": 2, "cpus_per_trial": 1}, rank_class)
+    found = []
+    for trial in trials:
+        spec = {"loss": "triplet", "loss_knobs": {}, "settings": {}, "seed": 0, "recall_at": [1]}
+        spec |= {"dataset": {}, "backbone": {}, "cache_dir": "", "trial": trial}
+        group.start(TrialSpec.from_dict(spec))
+        try:
+            found.append(group.step())
+        except ranks.RanksLostError as error:
+            found.append({"state": "raised", "error": str(error)})
+        found[-1]["left"] = len(group._actors)
+    group.close()
+    return found
+
+
+def test_ranks_that_fail_hang_or_die(shared_ray: None) -> None:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    bundles = placement_group([{"CPU": 1}])
+    strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_capture_child_tasks=True)
+    task = ray.remote(act).options(num_cpus=0, scheduling_strategy=strategy)
+    trials = ["go on", "go on", "fail", "die", "lose"]
+    found = ray.get(task.remote(Troubled, trials), timeout=120)
+    remove_placement_group(bundles)
+    states = [report["state"] for report in found]
+    assert states == ["running", "running", "failed", "raised", "raised"]
+    assert found[0]["pid"] == found[1]["pid"], "reused while all goes well"
+    assert found[2]["error"] == "rank 1"
+    assert "died" in found[3]["error"]
+    assert [report["left"] for report in found] == [2, 2, 0, 0, 0]
+
+
+def test_a_part_of_a_gpu_is_a_part_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", given.append)
+    limit_gpu_memory({"gpus_per_trial": 0.25, "ranks_per_trial": 1})
+    limit_gpu_memory({"gpus_per_trial": 1, "ranks_per_trial": 1})
+    limit_gpu_memory({"gpus_per_trial": 2, "ranks_per_trial": 2})
+    limit_gpu_memory({})
+    assert given == [0.25]

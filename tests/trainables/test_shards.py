@@ -1,0 +1,112 @@
+"""Proxies spread over ranks: memory, checkpoints, and ranks with nothing to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainables import rank_cases as cases
+from tests.trainables.rank_pool import CPU, RankPool
+from trainables.checkpoints import load_checkpoint
+from trainables.world import Alone
+
+ALONE = Alone(CPU)
+MILLION = 1_000_000
+# A rank of four holds 250,000 proxies of 16 numbers: 15.3 MiB, and as much for the gradient and
+# for each of Adam's two moments: 61 MiB. The rest is room for temporaries of the optimiser.
+ALLOWED_MIB = 130
+
+
+def flat(payload: Any, path: str = "") -> dict[str, Any]:
+    """All leaves of a checkpoint, by path."""
+    if isinstance(payload, list):
+        payload = dict(enumerate(payload))
+    if not isinstance(payload, dict):
+        return {path: payload}
+    parts = [flat(value, f"{path}/{key}") for key, value in payload.items()]
+    return {key: leaf for part in parts for key, leaf in part.items()}
+
+
+def saved(folder: Path, name: str) -> dict[str, Any]:
+    payload = load_checkpoint(folder, f"{name}-0000")
+    assert payload is not None
+    return flat(payload)
+
+
+@pytest.mark.parametrize("name", ["soft_triple+synthesis", "proxy_anchor", "margin"])
+def test_checkpoints_do_not_know_the_number_of_ranks(
+    name: str, rank_pool: RankPool, tmp_path: Path
+) -> None:
+    """Saved by four sharding ranks, then loaded and saved by two, by three, and by one."""
+    sharded = cases.spec(name, shard=True)
+    rank_pool.run(4, cases.train_and_save, sharded, str(tmp_path), 1)
+    first = saved(tmp_path, name)
+    assert first["/epoch"] == 1
+    assert any("exp_avg" in key for key in first)
+    worlds = [(2, sharded), (3, cases.spec(name)), (1, sharded)]
+    for size, trial in worlds:
+        rank_pool.run(size, cases.resaved, trial, str(tmp_path))
+        again = saved(tmp_path, name)
+        assert set(again) == set(first)
+        for key, value in first.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(again[key], value), key
+            else:
+                assert again[key] == value or "last_result" in key, key
+
+
+def test_a_trial_goes_on_with_another_number_of_ranks(rank_pool: RankPool, tmp_path: Path) -> None:
+    name = "norm_softmax"
+    whole = cases.train_and_save(ALONE, cases.spec(name), str(tmp_path / "a"), 2)
+    folder = str(tmp_path / "b")
+    rank_pool.run(4, cases.train_and_save, cases.spec(name, shard=True), folder, 1)
+    results = rank_pool.run(2, cases.train_and_save, cases.spec(name), folder, 2)
+    for result in results:
+        assert result["epoch"] == 2
+        assert result["score"] == results[0]["score"]
+        assert result["score"] == pytest.approx(whole["score"], abs=0.02)
+    for key, value in whole["weights"].items():  # float32, through two epochs
+        torch.testing.assert_close(results[0]["weights"][key], value, rtol=1e-3, atol=1e-3)
+
+
+def test_fewer_classes_than_ranks(rank_pool: RankPool) -> None:
+    trials = {
+        name: cases.spec(name, kind="features", shard=True, batch_size=5, images_per_class=2)
+        for name in ("norm_softmax", "soft_triple+synthesis", "proxy_anchor+synthesis")
+    }
+    for name, trial in trials.items():
+        value, gradients, weights = cases.train(ALONE, trial, 3, 3)
+        results = rank_pool.run(4, cases.train, trial, 3, 3)
+        for result in results:
+            assert result[0] == pytest.approx(value, rel=1e-12), name
+            torch.testing.assert_close(result[1], gradients, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(results[0][2], weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["norm_softmax", "proxy_anchor", "soft_triple+synthesis"])
+def test_a_share_of_the_negatives_is_the_same_on_any_ranks(name: str, rank_pool: RankPool) -> None:
+    few: dict[str, Any] = {"kind": "features", "negative_share": 0.4}
+    value, gradients, weights = cases.train(ALONE, cases.spec(name, **few), 4)
+    all_of_them = cases.train(ALONE, cases.spec(name, kind="features"), 1)
+    assert value != pytest.approx(all_of_them[0], rel=1e-3), "fewer classes, another loss"
+    for shard in (False, True):
+        results = rank_pool.run(3, cases.train, cases.spec(name, shard=shard, **few), 4)
+        for result in results:
+            assert result[0] == pytest.approx(value, rel=1e-12)
+            torch.testing.assert_close(result[1], gradients, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(results[0][2], weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize("name", ["norm_softmax", "proxy_anchor"])
+def test_a_million_classes_on_four_ranks(name: str, rank_pool: RankPool) -> None:
+    results = rank_pool.run(4, cases.many_classes, name, MILLION, 16)
+    print(f"\n{name}: {max(r['mib'] for r in results):.0f} MiB per rank")
+    assert sum(r["rows"] for r in results) == MILLION
+    assert {r["rows"] for r in results} == {MILLION // 4}
+    assert len({r["first"] for r in results}) == 1
+    assert all(r["last"] < r["first"] for r in results)
+    assert max(r["mib"] for r in results) < ALLOWED_MIB

@@ -1,0 +1,118 @@
+"""One process of a trial: takes specs one after another and trains them epoch by epoch.
+
+The process, torch, the data and the backbone stay from trial to trial; only what the point changes
+is rebuilt. Whatever goes wrong inside a trial is a result, not an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainables.replica import DivergedError
+from trainables.settings import TrialSpec
+from trainables.training import Training
+from trainables.workbench import Bench, open_bench
+from trainables.world import World, WorldError
+
+
+class Worker:
+    """Trains what the last spec says, from its last checkpoint if there is one.
+
+    Args:
+        world: The ranks that train together, this process being one; None is this process alone.
+    """
+
+    def __init__(self, world: World | None = None) -> None:
+        self._world = world
+        self._bench: tuple[Any, Bench] | None = None
+        self._spec: TrialSpec | None = None
+        self._training: Training | None = None
+
+    def start(self, spec: TrialSpec) -> None:
+        """Take a trial. Nothing is built yet: building may fail, and that is a result of `step`."""
+        self._spec, self._training = spec, None
+
+    def step(self) -> dict[str, Any]:
+        """One epoch of all folds and seeds.
+
+        `state` says how it went: running, finished, diverged, failed, or lost: another rank is
+        gone and this trial cannot go on in this group of ranks.
+        """
+        epoch = self._training.epoch if self._training else 0
+        result: dict[str, Any] = {"epoch": epoch, "host": socket.gethostname(), "error": ""}
+        try:
+            result |= self._advance()
+        except DivergedError as error:
+            result |= {"state": "diverged", "error": str(error)}
+        except WorldError as error:
+            result |= {"state": "lost", "error": last_line(error)}
+        except Exception as error:
+            self._keep_traceback()
+            result |= {"state": "failed", "error": last_line(error)}
+        if result["state"] != "running":
+            self._training = None  # what a failed trial held must not burden the next
+        return result
+
+    def _advance(self) -> dict[str, Any]:
+        """The next epoch's report.
+
+        A trial that continues first repeats the report of its checkpoint: the process may have
+        died between writing the one and sending the other. Reports are counted once by epoch.
+        """
+        assert self._spec is not None
+        training = self._training
+        again = False
+        if training is None:
+            limit_gpu_memory(self._spec.resources)
+            self._training = training = Training(self._spec, self._open_bench(), self._world)
+            again = training.restore()
+        if not again:
+            training.run_epoch()
+            if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
+                # Without a checkpoint a trial is only slower to continue: a full disk is no
+                # reason to lose it.
+                with contextlib.suppress(OSError):
+                    training.save()
+        state = "finished" if training.is_done else "running"
+        return {**training.last_result, "state": state}
+
+    def _open_bench(self) -> Bench:
+        assert self._spec is not None
+        spec = self._spec
+        key = (spec.dataset, spec.backbone, spec.cache_dir)
+        if self._bench is None or self._bench[0] != key:
+            self._bench = None  # free the old data before loading other data
+            bench = open_bench(spec.dataset, spec.backbone, cache_dir=Path(spec.cache_dir))
+            self._bench = (key, bench)
+        return self._bench[1]
+
+    def _keep_traceback(self) -> None:
+        """Leave the whole traceback where `study status` can point to."""
+        if self._spec is not None and self._spec.checkpoint_dir:
+            folder = Path(self._spec.checkpoint_dir).parent / "errors"
+            with contextlib.suppress(OSError):  # a full disk must not hide the error itself
+                folder.mkdir(parents=True, exist_ok=True)
+                text = f"pid {os.getpid()} on {socket.gethostname()}\n{traceback.format_exc()}"
+                (folder / f"{self._spec.trial}.txt").write_text(text, encoding="utf-8")
+
+
+def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
+    """Keep a trial that has a part of a GPU to that part of its memory."""
+    part = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
+    if torch.cuda.is_available() and 0 < part < 1:
+        torch.cuda.set_per_process_memory_fraction(part)
+
+
+def last_line(error: BaseException) -> str:
+    """An exception in one line."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[-1].strip() if lines else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
