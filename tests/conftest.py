@@ -45,6 +45,7 @@ def shared_ray() -> Iterator[None]:
     import ray
 
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         object_store_memory=100 * 2**20,

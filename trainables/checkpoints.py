@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
+_WRITING = ".writing-"
+
 
 def save_checkpoint(directory: Path, trial: str, payload: dict[str, Any]) -> None:
     """Replace the trial's checkpoint."""
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".writing-")
+    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_WRITING)
     try:
         with os.fdopen(descriptor, "wb") as file:
             torch.save(payload, file)
@@ -50,6 +52,12 @@ def load_checkpoint(directory: Path, trial: str) -> dict[str, Any] | None:
 def remove_checkpoint(directory: Path, trial: str) -> None:
     """Forget the trial's checkpoint, if it has one."""
     checkpoint_path(directory, trial).unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove files that were being written when their process died; nobody may be writing now."""
+    for path in directory.glob(f"{_WRITING}*"):
+        path.unlink(missing_ok=True)
 
 
 def checkpoint_path(directory: Path, trial: str) -> Path:

@@ -261,7 +261,7 @@ def to_inputs(
         part: Where the items stand in their batch, see `Augment.train`.
     """
     if augment is None:
-        return torch.from_numpy(np.asarray(items, dtype=np.float32))
+        return torch.from_numpy(np.array(items, dtype=np.float32))  # a copy: maps are read-only
     if generator is None:
         return augment.evaluate(items)
     return augment.train(items, generator, part=part)

@@ -16,7 +16,7 @@ from study.plan import Plan
 from study.requests import confirm_seed
 from study.table import State
 from study.tuning.ledger import Ledger
-from trainables.checkpoints import remove_checkpoint
+from trainables.checkpoints import remove_checkpoint, remove_leftovers
 
 MAX_LOSSES = 5
 
@@ -61,6 +61,7 @@ class Desk:
         self._seconds: dict[str, float] = {}
         self._kept: dict[str, str] = {}
         self._losses: dict[str, int] = {}
+        self._tidy()
 
     def start(self) -> dict[str, Any] | None:
         """The next trial's spec as plain values; None when there is nothing to start now."""
@@ -137,18 +138,31 @@ class Desk:
         self._keep_best(job)
 
     def _keep_best(self, job: Job) -> None:
-        """Keep the last checkpoint of each loss's incumbent and of one confirmation, no other."""
-        if job.origin == "confirm" and job.seed == confirm_seed(self._plan, 0):
-            return
-        incumbent = self.ledger.incumbent(job.loss)
-        best = incumbent[0] if incumbent else ""
-        if best == job.trial:
-            old = self._kept.get(job.loss)
-            if old and old != best:
-                remove_checkpoint(self._checkpoint_dir, old)
-            self._kept[job.loss] = best
-        else:
+        """Drop the checkpoint of a trial that ended, or of the incumbent it replaces."""
+        if not self._is_kept(job):
             remove_checkpoint(self._checkpoint_dir, job.trial)
+        incumbent = self._incumbent(job.loss)
+        old, self._kept[job.loss] = self._kept.get(job.loss, ""), incumbent
+        if old and old != incumbent:
+            remove_checkpoint(self._checkpoint_dir, old)
+
+    def _tidy(self) -> None:
+        """Drop what an earlier run could not: it may have died between an end and its clean-up."""
+        for job in self.ledger.ended_jobs():
+            if not self._is_kept(job):
+                remove_checkpoint(self._checkpoint_dir, job.trial)
+        self._kept = {loss: self._incumbent(loss) for loss in self._plan.losses}
+        remove_leftovers(self._checkpoint_dir)
+
+    def _is_kept(self, job: Job) -> bool:
+        """The incumbent of each loss, and the first confirmation of each point, are kept."""
+        if job.origin == "confirm":
+            return job.seed == confirm_seed(self._plan, 0)
+        return job.trial == self._incumbent(job.loss)
+
+    def _incumbent(self, loss: str) -> str:
+        found = self.ledger.incumbent(loss)
+        return found[0] if found else ""
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, float]:

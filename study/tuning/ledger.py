@@ -141,6 +141,10 @@ class Ledger:
             for loss, search in self._losses.items()
         ]
 
+    def ended_jobs(self) -> list[Job]:
+        """Every job that has ended, in this run or before."""
+        return [job for search in self._losses.values() for job in search.ended_jobs()]
+
     def incumbent(self, loss: str) -> tuple[str, dict[str, Value]] | None:
         """Key and values of the best finished trial of a loss's search, if any."""
         return self._losses[loss].incumbent()

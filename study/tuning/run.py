@@ -179,7 +179,13 @@ def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterato
     common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with _environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
         if address is None:
-            ray.init(include_dashboard=False, object_store_memory=200 * 2**20, **common)
+            # "local": without it Ray joins whatever cluster was last started on this machine.
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=200 * 2**20,
+                **common,
+            )
         else:
             ray.init(address=address, **common)
     try:

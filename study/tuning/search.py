@@ -163,6 +163,10 @@ class LossSearch:
         ]
         return outcome.score + (float(np.median(gains)) if gains else 0.0)
 
+    def ended_jobs(self) -> list[Job]:
+        """Every job of this loss that has ended."""
+        return [self._jobs[trial] for trial in self._outcomes]
+
     def incumbent(self) -> tuple[str, dict[str, Value]] | None:
         """Key and values of the best finished trial of the search."""
         best = self._best

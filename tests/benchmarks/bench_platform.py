@@ -109,7 +109,11 @@ def main() -> None:
     import ray
 
     ray.init(
-        num_cpus=slots, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+        address="local",
+        num_cpus=slots,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
     )
     rows: dict[str, dict[str, float]] = {}
     ours(4, pause_ms=0, slots=slots)  # imports, caches and the first worker processes
