@@ -6,18 +6,19 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import address_option, root_option
+from study.commands.options import address_option, report_option, root_option
 
 
 @click.command(help="Go on with a study after any interruption; nothing finished is lost.")
 @click.argument("name")
 @root_option
 @address_option
-def command(name: str, root: Path | None, address: str | None) -> int:
+@report_option
+def command(name: str, root: Path | None, address: str | None, report: bool) -> int:
     """Everything is in the study's directory: its plan, its record, its checkpoints."""
     from study.home import find_study
     from study.plan import load_plan
     from study.running import execute
 
     home = find_study(name, root)
-    return execute(home, load_plan(home.directory), address=address)
+    return execute(home, load_plan(home.directory), address=address, report=report)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import address_option, root_option, set_option
+from study.commands.options import address_option, report_option, root_option, set_option
 
 
 @click.command(help="Run a study; safe to interrupt, `study resume` goes on.")
@@ -14,7 +14,10 @@ from study.commands.options import address_option, root_option, set_option
 @set_option
 @root_option
 @address_option
-def command(file: Path, overrides: tuple[str, ...], root: Path | None, address: str | None) -> int:
+@report_option
+def command(
+    file: Path, overrides: tuple[str, ...], root: Path | None, address: str | None, report: bool
+) -> int:
     """Check everything, make the study's directory, run."""
     from study.home import new_study
     from study.plan import build_plan
@@ -24,4 +27,4 @@ def command(file: Path, overrides: tuple[str, ...], root: Path | None, address: 
     plan = build_plan(read_study_file(file, overrides))
     home = new_study(plan.name, root)
     begin(home, plan)
-    return execute(home, plan, address=address)
+    return execute(home, plan, address=address, report=report)
