@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from study.checks import describe_data, open_data
@@ -21,8 +20,9 @@ from study.plan import Plan
 from study.tracking.local import relocate
 from study.tracking.writer import Tracker
 from study.tuning.desk import Desk
+from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
-from study.tuning.placement import alive_nodes, check_room, placement, slots
+from study.tuning.placement import alive_nodes, check_room, nodes_lost, placement, slots
 from study.tuning.record import Record
 from study.tuning.telling import TrackingListener
 
@@ -80,6 +80,7 @@ def run(
         trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
     """
     started = time.monotonic()
+    resources = plan.file.resources
     with home.locked():
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
@@ -104,12 +105,15 @@ def run(
                     ledger,
                     TrackingListener(tracker, plan, _tags(data)),
                     cache_dir=cache_dir(),
-                    checkpoint_dir=home.checkpoints,
-                    slots=slots(plan.file.resources),
+                    checkpoint_dir=home.checkpoint_place(plan),
+                    errors_dir=home.errors,
+                    nodes_lost=nodes_lost,
+                    slots=slots(resources),
                 )
                 if not ledger.is_finished():
-                    with Refresher(home, plan, tracker) as refresher:
-                        _tune(home, plan, desk, _shower(desk, tick, refresher), trainable)
+                    with Refresher(home, plan, tracker) as refresher, growth(resources) as grown:
+                        show = _shower(desk, tick, refresher, grown)
+                        _tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
             if finished and report:
                 publish(home, plan, tracker, bench, ledger, say)
@@ -155,12 +159,15 @@ def _tune(
             shutil.rmtree(home.directory / ".tune", ignore_errors=True)
 
 
-def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[], None]:
+def _shower(
+    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth
+) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
     def show() -> None:
         progress = desk.ledger.progress()
         refresher.tick(progress)
+        grown.update(sum(p.planned - p.ended for p in progress))
         if tick is not None:
             tick(progress, desk.ledger.running)
 
@@ -290,7 +297,7 @@ def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
     loss = plan.losses[0]
     values = plan.example(loss)
     job = Job("untrained", loss, 0, "published", values, seed=0)
-    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir=Path())
+    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
     return untrained_metrics(replace(spec, split=split), bench)  # type: ignore[arg-type]
 
 
