@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from study.display import clock
@@ -38,8 +37,8 @@ def estimate(plan: Plan, bench: Bench) -> dict[str, Any]:
 def epoch_seconds(plan: Plan, bench: Bench, loss: str) -> float:
     """Seconds of one epoch, from a few steps and one scoring."""
     job = Job("timing", loss, 0, "published", plan.example(loss), seed=0)
-    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=Path())
-    training = Training(replace(spec, checkpoint_dir="", replicas=1), bench)
+    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir="")
+    training = Training(replace(spec, replicas=1), bench)
     total = 0.0
     for replica in training.replicas:
         seconds, share = replica.time_steps(MEASURED_STEPS)

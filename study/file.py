@@ -195,6 +195,27 @@ class TrackingSection(_Section):
     uri: str | None = None
 
 
+class StorageSection(_Section):
+    """Where trials keep what must survive their node.
+
+    `checkpoints` is a path that every node has, or an S3 prefix; None keeps them in the study's
+    directory, which is enough on one machine.
+    """
+
+    checkpoints: str | None = None
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _shared(cls, value: str | None) -> str | None:
+        if value is None or value.startswith("/"):
+            return value
+        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?", value):
+            raise ValueError(
+                f"checkpoints are kept at an absolute path or at s3://BUCKET/PREFIX, not {value!r}"
+            )
+        return value
+
+
 class StudyFile(_Section):
     """A whole study file."""
 
@@ -207,6 +228,7 @@ class StudyFile(_Section):
     protocol: ProtocolSection = ProtocolSection()
     resources: ResourcesSection = ResourcesSection()
     tracking: TrackingSection = TrackingSection()
+    storage: StorageSection = StorageSection()
 
     @field_validator("name")
     @classmethod

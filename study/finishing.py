@@ -162,7 +162,9 @@ def best_training(
     distributions = plan.spaces[loss].distributions
     point = {k: plain_value(d, values[k]) for k, d in distributions.items()}
     job = Job(trial, loss, 0, origin, point, seed=0, split=split)
-    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=home.checkpoints)
+    spec = plan.trial_spec(
+        job, cache_dir=bench.cache_dir, checkpoint_dir=home.checkpoint_place(plan)
+    )
     training = Training(spec, bench)
     return training if training.restore() else None
 

@@ -21,22 +21,11 @@ from pathlib import Path
 
 from study.errors import StudyError, nearest
 from study.file import NAME
+from study.folders import cache_dir, studies_root
 from study.plan import PLAN_FILE, Plan, load_plan
 from study.tracking.local import default_artifact_root, default_uri, is_local
 
-ROOT_VARIABLE = "DML_STUDY_HOME"
-CACHE_VARIABLE = "DML_STUDY_CACHE"
-
-
-def studies_root(given: Path | None = None) -> Path:
-    """The folder of all studies: as given, as the environment says, or `./studies`."""
-    return Path(given or os.environ.get(ROOT_VARIABLE, "studies")).absolute()
-
-
-def cache_dir() -> Path:
-    """Where this node keeps decoded data: shared by all studies."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dml-study"
-    return Path(os.environ.get(CACHE_VARIABLE, default)).absolute()
+__all__ = ["StudyHome", "cache_dir", "find_study", "new_study", "studies_root"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +41,13 @@ class StudyHome:
 
     @property
     def checkpoints(self) -> Path:
-        """One file per unfinished trial, and the best of each loss."""
+        """The study's own place for checkpoints; see `checkpoint_place`."""
         return self.directory / "checkpoints"
+
+    def checkpoint_place(self, plan: Plan) -> str:
+        """Where the study's trials keep checkpoints: a folder, or an S3 prefix."""
+        shared = plan.file.storage.checkpoints
+        return f"{shared.rstrip('/')}/{self.name}" if shared else str(self.checkpoints)
 
     @property
     def spool(self) -> Path:
@@ -64,6 +58,11 @@ class StudyHome:
     def report(self) -> Path:
         """The last report."""
         return self.directory / "report"
+
+    @property
+    def errors(self) -> Path:
+        """Tracebacks of failed trials."""
+        return self.directory / "errors"
 
     def tracking_uri(self, plan: Plan) -> str:
         """The study's MLflow store."""

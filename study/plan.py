@@ -80,7 +80,7 @@ class Plan:
         training = {k: v for k, v in merged.items() if k not in own}
         return settings_from(training), arguments
 
-    def trial_spec(self, job: Job, *, cache_dir: Path, checkpoint_dir: Path) -> TrialSpec:
+    def trial_spec(self, job: Job, *, cache_dir: Path, checkpoint_dir: str) -> TrialSpec:
         """What the trial of a job is told."""
         settings, arguments = self.settings(job.loss, job.values)
         resources = self.file.resources
@@ -98,7 +98,7 @@ class Plan:
             dataset={"name": self.file.data.name, **self.file.data.options},
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),
-            checkpoint_dir=str(checkpoint_dir),
+            checkpoint_dir=checkpoint_dir,
             checkpoint_every=1,
             threads=max(1, math.floor(resources.cpus_per_trial / resources.ranks_per_trial)),
             resources=resources.model_dump(),

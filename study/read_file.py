@@ -16,6 +16,9 @@ from pydantic import ValidationError
 from study.errors import StudyError, nearest
 from study.file import LossSection, Range, StudyFile
 
+PATHS = (("data", ("path", "labels")), ("backbone", ("pretrained",)))
+"""Keys of a study file that may be paths."""
+
 
 def read_study_file(path: Path, overrides: Sequence[str] = ()) -> StudyFile:
     """Read, override and check a study file.
@@ -27,6 +30,30 @@ def read_study_file(path: Path, overrides: Sequence[str] = ()) -> StudyFile:
     Raises:
         StudyError: One line: where, rule, value, nearest known name.
     """
+    content = _read(path, overrides)
+    _make_absolute(content, path.absolute().parent)
+    return parse_study(content, where=str(path))
+
+
+def refuse_relative_paths(path: Path, overrides: Sequence[str] = ()) -> None:
+    """Raise when a study file that goes to a cluster names a path only this machine knows.
+
+    Raises:
+        StudyError: The file cannot be read, or a path is relative.
+    """
+    content = _read(path, overrides)
+    for section, keys in PATHS:
+        values = content.get(section)
+        for key in keys:
+            given = values.get(key) if isinstance(values, dict) else None
+            if isinstance(given, str) and given and not given.startswith(("/", "s3://", "~")):
+                raise StudyError(
+                    f"{path}: `{section}.{key}` is {given!r}, but nodes of a cluster do not know "
+                    "this folder: name a path that every node has, or s3://BUCKET/PREFIX"
+                )
+
+
+def _read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -41,8 +68,7 @@ def read_study_file(path: Path, overrides: Sequence[str] = ()) -> StudyFile:
         raise StudyError(f"{path} is empty or not a mapping; `study new` writes one to start from")
     for override in overrides:
         _apply(content, override)
-    _make_absolute(content, path.absolute().parent)
-    return parse_study(content, where=str(path))
+    return content
 
 
 def parse_study(content: Mapping[str, Any], *, where: str = "study file") -> StudyFile:
@@ -101,7 +127,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
 
 def _make_absolute(content: dict[str, Any], folder: Path) -> None:
     """Relative paths are meant from the study file, or else from here; trials run elsewhere."""
-    for section, keys in (("data", ("path", "labels")), ("backbone", ("pretrained",))):
+    for section, keys in PATHS:
         values = content.get(section)
         if not isinstance(values, dict):
             continue

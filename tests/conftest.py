@@ -14,8 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-ONE_AT_A_TIME = ("ray", "cluster", "browser")
-"""Marks of tests that start a Ray or a browser of their own: one worker runs them, in turn."""
+WAITING = {
+    "hosts": ("test_ray_up.py", "test_run.py", "test_rank_trials.py", "test_rank_group.py"),
+    "processes": ("test_faults.py", "test_chaos.py", "test_importing.py", "test_mlflow_ui.py"),
+}
+"""Files whose tests start Ray, servers or a browser and mostly wait for them: two of them at once,
+beside one worker that computes."""
 
 SPLIT = ("losses", "data", "search_spaces")
 """Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
@@ -24,15 +28,12 @@ SPLIT = ("losses", "data", "search_spaces")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Share the tests out among workers so that set-up is paid once and no one waits at the end."""
 
-    def is_alone(item: pytest.Item) -> bool:
-        return any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME)
-
-    items.sort(key=lambda item: (not is_alone(item), item.path.parent.name in SPLIT))
+    waits = {file: group for group, files in WAITING.items() for file in files}
+    items.sort(key=lambda item: (item.path.name not in waits, item.path.parent.name in SPLIT))
     for item in items:
-        if is_alone(item):
-            item.add_marker(pytest.mark.xdist_group("alone"))
-        elif item.path.parent.name not in SPLIT:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+        if item.path.parent.name not in SPLIT:
+            group = waits.get(item.path.name, item.path.name)
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

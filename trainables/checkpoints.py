@@ -1,26 +1,45 @@
 """Where does a trial continue after its process died?
 
-One file per unfinished trial, replaced atomically: a crash at any moment leaves the old one or
-the new one, never half of one. Nothing of Tune's own state is needed to continue.
+One file or S3 object per unfinished trial, replaced atomically: a crash at any moment leaves the
+old one or the new one, never half of one. Nothing of Tune's own state is needed to continue.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainables import objects
+
 _WRITING = ".writing-"
+_ENDING = ".pt"
 
 
-def save_checkpoint(directory: Path, trial: str, payload: dict[str, Any]) -> None:
-    """Replace the trial's checkpoint."""
+Place = str | Path
+"""A directory, or an S3 prefix (`s3://BUCKET/PREFIX`)."""
+
+
+def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
+    """Replace the trial's checkpoint.
+
+    Raises:
+        OSError: The disk or S3 does not take it.
+    """
+    if objects.is_object(place):
+        content = io.BytesIO()
+        torch.save(payload, content)
+        objects.put(_address(place, trial), content.getvalue())
+        return
+    directory = Path(place)
     directory.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_WRITING)
     try:
@@ -35,31 +54,62 @@ def save_checkpoint(directory: Path, trial: str, payload: dict[str, Any]) -> Non
         raise
 
 
-def load_checkpoint(directory: Path, trial: str) -> dict[str, Any] | None:
+def load_checkpoint(place: Place, trial: str) -> dict[str, Any] | None:
     """The trial's checkpoint, or None when it has none.
 
     Loaded with `weights_only`: a checkpoint can hold tensors and plain values, never code.
     """
-    path = checkpoint_path(directory, trial)
+    payload: dict[str, Any]
+    if objects.is_object(place):
+        content = objects.get(_address(place, trial))
+        if content is None:
+            return None
+        payload = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return payload
+    path = checkpoint_path(Path(place), trial)
     if not path.exists():
         return None
     # Mapped, not read: each rank touches only the rows it keeps, and ranks of a node share them.
     mapped = zipfile.is_zipfile(path)
-    payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return payload
 
 
-def remove_checkpoint(directory: Path, trial: str) -> None:
+def remove_checkpoint(place: Place, trial: str) -> None:
     """Forget the trial's checkpoint, if it has one."""
-    checkpoint_path(directory, trial).unlink(missing_ok=True)
+    if objects.is_object(place):
+        # What cannot be deleted now is found by `has_checkpoints` when the study goes on.
+        with contextlib.suppress(OSError):
+            objects.remove(_address(place, trial))
+        return
+    checkpoint_path(Path(place), trial).unlink(missing_ok=True)
 
 
-def remove_leftovers(directory: Path) -> None:
+def has_checkpoints(place: Place) -> Callable[[str], bool]:
+    """Which trials have a checkpoint now; the place is read once."""
+    if objects.is_object(place):
+        names = {stored.name for stored in objects.stored_below(str(place))}
+    else:
+        names = {path.name for path in Path(place).glob(f"*{_ENDING}")}
+    return lambda trial: _file_name(trial) in names
+
+
+def remove_leftovers(place: Place) -> None:
     """Remove files that were being written when their process died; nobody may be writing now."""
-    for path in directory.glob(f"{_WRITING}*"):
+    if objects.is_object(place):
+        return  # S3 never shows half an object
+    for path in Path(place).glob(f"{_WRITING}*"):
         path.unlink(missing_ok=True)
 
 
 def checkpoint_path(directory: Path, trial: str) -> Path:
     """The file of a trial; keys are made safe for file names."""
-    return directory / (re.sub(r"[^A-Za-z0-9.+_-]", "_", trial) + ".pt")
+    return directory / _file_name(trial)
+
+
+def _file_name(trial: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", trial) + _ENDING
+
+
+def _address(place: Place, trial: str) -> str:
+    return f"{str(place).rstrip('/')}/{_file_name(trial)}"

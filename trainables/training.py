@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ class Training:
             "replicas": [r.state_dict() for r in self.replicas],
         }
         if self._world.rank == 0:
-            save_checkpoint(Path(self._spec.checkpoint_dir), self._spec.trial, payload)
+            save_checkpoint(self._spec.checkpoint_dir, self._spec.trial, payload)
 
     def restore(self) -> bool:
         """Continue from the checkpoint, if there is one; `last_result` is then its report.
@@ -108,7 +107,7 @@ class Training:
         """
         if not self._spec.checkpoint_dir:
             return False
-        payload = load_checkpoint(Path(self._spec.checkpoint_dir), self._spec.trial)
+        payload = load_checkpoint(self._spec.checkpoint_dir, self._spec.trial)
         self._agree_on(payload)
         if payload is None:
             return False

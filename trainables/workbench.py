@@ -14,7 +14,9 @@ from trainables.backbone import Backbone, build_backbone
 from trainables.data import Dataset, load_dataset
 from trainables.data.augment import Augment
 from trainables.data.cache import Progress
+from trainables.data.fetch import fetched
 from trainables.features import compute_features
+from trainables.objects import is_object
 
 CROP = 224 / 256
 _SMALL = 96
@@ -85,6 +87,9 @@ def open_bench(
     data = load_dataset(dataset["name"], cache_dir=cache_dir, progress=progress, **options)
     if data.train.kind == "features":
         return Bench(data, {"name": "none"}, None, 0, cache_dir)
+    if is_object(backbone.get("pretrained") or ""):
+        weights = fetched(backbone["pretrained"], cache_dir=cache_dir, progress=progress)
+        backbone = {**backbone, "pretrained": str(weights)}
     size = backbone.get("image_size") or _image_size(data)
     prototype = None
     if backbone.get("pretrained") or backbone.get("frozen"):

@@ -55,8 +55,11 @@ class Worker:
         except WorldError as error:
             result |= {"state": "lost", "error": last_line(error)}
         except Exception as error:
-            self._keep_traceback()
-            result |= {"state": "failed", "error": last_line(error)}
+            result |= {
+                "state": "failed",
+                "error": last_line(error),
+                "traceback": f"pid {os.getpid()} on {result['host']}\n{traceback.format_exc()}",
+            }
         if result["state"] != "running":
             self._training = None  # what a failed trial held must not burden the next
         return result
@@ -93,15 +96,6 @@ class Worker:
             bench = open_bench(spec.dataset, spec.backbone, cache_dir=Path(spec.cache_dir))
             self._bench = (key, bench)
         return self._bench[1]
-
-    def _keep_traceback(self) -> None:
-        """Leave the whole traceback where `study status` can point to."""
-        if self._spec is not None and self._spec.checkpoint_dir:
-            folder = Path(self._spec.checkpoint_dir).parent / "errors"
-            with contextlib.suppress(OSError):  # a full disk must not hide the error itself
-                folder.mkdir(parents=True, exist_ok=True)
-                text = f"pid {os.getpid()} on {socket.gethostname()}\n{traceback.format_exc()}"
-                (folder / f"{self._spec.trial}.txt").write_text(text, encoding="utf-8")
 
 
 def limit_gpu_memory(resources: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import address_option, root_option
+from study.commands.options import address_option, cluster_option, root_option
 
 
 @click.command(
@@ -16,8 +16,15 @@ from study.commands.options import address_option, root_option
 @click.argument("name")
 @root_option
 @address_option
-def command(name: str, root: Path | None, address: str | None) -> int:
+@cluster_option
+def command(name: str, root: Path | None, address: str | None, cluster: Path | None) -> int:
     """Ask for the confirmations and run those that are not there yet."""
+    if cluster is not None:
+        from study.cluster.attach import refuse_local, start
+
+        refuse_local(root=root, address=address)
+        return start(cluster, name, ["confirm", name])
+
     from study.errors import StudyError
     from study.home import find_study
     from study.plan import load_plan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import address_option, root_option
+from study.commands.options import address_option, cluster_option, root_option
 
 
 @click.command(help="Go on searching a finished study; Sobol and sampler continue where they were.")
@@ -14,8 +14,17 @@ from study.commands.options import address_option, root_option
 @click.option("--trials", type=click.IntRange(min=1), required=True, help="More points per loss.")
 @root_option
 @address_option
-def command(name: str, trials: int, root: Path | None, address: str | None) -> int:
+@cluster_option
+def command(
+    name: str, trials: int, root: Path | None, address: str | None, cluster: Path | None
+) -> int:
     """Add a stage to the plan, then go on."""
+    if cluster is not None:
+        from study.cluster.attach import refuse_local, start
+
+        refuse_local(root=root, address=address)
+        return start(cluster, name, ["extend", name, "--trials", str(trials)])
+
     from study.errors import StudyError
     from study.home import find_study
     from study.plan import load_plan, save_plan

@@ -36,6 +36,14 @@ report_option: Decorator = click.option(
 )
 
 
+cluster_option: Decorator = click.option(
+    "--cluster",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="On the cluster of this file, which `ray up FILE` has started.",
+)
+
+
 def print_json(content: Any) -> None:
     """JSON on standard output; numbers that are not numbers become null."""
     click.echo(json.dumps(_plain(content), indent=2, ensure_ascii=False))

@@ -6,21 +6,41 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import root_option
+from study.commands.options import cluster_option, root_option
 
 
 @click.command(
-    help="Make the report of a study from its tracking store alone; with --tracking-uri from "
-    "anywhere, without the study's directory. Several names give a comparison of the studies.",
+    help="Make the report of a study from its tracking store alone: with --tracking-uri from "
+    "anywhere, with --cluster from the head of a cluster, without the study's directory. Several "
+    "names give a comparison of the studies.",
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder to write to.")
 @click.option("--tracking-uri", help="MLflow server or database that holds the studies.")
 @root_option
+@cluster_option
 def command(
-    names: tuple[str, ...], out: Path | None, tracking_uri: str | None, root: Path | None
+    names: tuple[str, ...],
+    out: Path | None,
+    tracking_uri: str | None,
+    root: Path | None,
+    cluster: Path | None,
 ) -> None:
     """Read the trial tables, write the report."""
+    if cluster is not None:
+        from study.cluster.attach import refuse_local
+        from study.cluster.head import find_head
+
+        refuse_local(root=root, tracking_uri=tracking_uri)
+        with find_head(cluster).tunnel() as address:
+            _report(names, out, address, None)
+        return
+    _report(names, out, tracking_uri, root)
+
+
+def _report(
+    names: tuple[str, ...], out: Path | None, tracking_uri: str | None, root: Path | None
+) -> None:
     from study.reporting import compare, find_store, make_report
 
     stores = [find_store(name, tracking_uri, root) for name in names]

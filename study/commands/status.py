@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.commands.options import json_option, print_json, root_option
+from study.commands.options import cluster_option, json_option, print_json, root_option
+from study.errors import StudyError
 
 if TYPE_CHECKING:
     from study.home import StudyHome
@@ -17,8 +18,16 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @json_option
 @root_option
-def command(name: str | None, as_json: bool, root: Path | None) -> None:
+@cluster_option
+@click.option("--follow", is_flag=True, help="With --cluster: its output until it ends.")
+def command(
+    name: str | None, as_json: bool, root: Path | None, cluster: Path | None, follow: bool
+) -> int:
     """Without a name: all studies."""
+    if cluster is not None:
+        return _on_cluster(cluster, name, as_json=as_json, root=root, follow=follow)
+    if follow:
+        raise StudyError("--follow is for studies on a cluster; name it with --cluster")
     from study.home import find_study, studies_root
     from study.plan import PLAN_FILE
 
@@ -26,11 +35,26 @@ def command(name: str | None, as_json: bool, root: Path | None) -> None:
     reports = [_report(find_study(n, root)) for n in sorted(names)]
     if as_json:
         print_json(reports[0] if name else reports)
-        return
+        return 0
     if not reports:
         click.echo(f"no studies in {studies_root(root)}")
     for report in reports:
         _print(report)
+    return 0
+
+
+def _on_cluster(
+    cluster: Path, name: str | None, *, as_json: bool, root: Path | None, follow: bool
+) -> int:
+    from study.cluster import attach
+
+    attach.refuse_local(root=root)
+    if not follow:
+        words = ["status", *([name] if name else []), *(["--json"] if as_json else [])]
+        return attach.show(cluster, words)
+    if name is None:
+        raise StudyError("name the study to follow")
+    return attach.follow(cluster, name)
 
 
 def _report(home: StudyHome) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import address_option, root_option
+from study.commands.options import address_option, cluster_option, root_option
 
 
 @click.command(
@@ -19,6 +19,7 @@ from study.commands.options import address_option, root_option
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True)
 @root_option
 @address_option
+@cluster_option
 def command(
     name: str,
     knobs: tuple[str, ...],
@@ -27,8 +28,18 @@ def command(
     seeds: int,
     root: Path | None,
     address: str | None,
+    cluster: Path | None,
 ) -> int:
     """Ask for the sweep's trainings and run those that are not there yet."""
+    if cluster is not None:
+        from study.cluster.attach import refuse_local, start
+
+        refuse_local(root=root, address=address)
+        options = [part for knob in knobs for part in ("--knob", knob)]
+        options += [part for loss in losses for part in ("--loss", loss)]
+        options += ["--values", str(values), "--seeds", str(seeds)]
+        return start(cluster, name, ["sweep", name, *options])
+
     from study.errors import StudyError, nearest
     from study.home import find_study
     from study.plan import load_plan

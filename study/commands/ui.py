@@ -7,15 +7,23 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import root_option
+from study.commands.options import cluster_option, root_option
 
 
-@click.command(help="Start MLflow's UI on the study's store (loopback only); ctrl-C stops it.")
+@click.command(
+    help="Start MLflow's UI on the study's store (loopback only), or open a tunnel to that of a "
+    "cluster; ctrl-C stops it."
+)
 @click.argument("name", required=False)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 @root_option
-def command(name: str | None, port: int, root: Path | None) -> None:
+@cluster_option
+def command(name: str | None, port: int, root: Path | None, cluster: Path | None) -> None:
     """Serve until interrupted. Without a name: the study that ran last."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if cluster is not None:
+        _through_tunnel(cluster, name, port, root)
+        return
     from study.errors import StudyError
     from study.home import studies_root
     from study.reporting import find_store
@@ -38,11 +46,28 @@ def command(name: str | None, port: int, root: Path | None) -> None:
         raise StudyError(f"{name} has no MLflow store yet; run it first")
     relocate(directory)
     artifacts = default_artifact_root(directory)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     click.echo("starting MLflow ...", err=True)
     with serve(store.uri, port=port, artifact_root=artifacts) as address:
         click.echo(f"{name}: {address}{study_path(store.uri, name)}  (ctrl-C stops)")
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            click.echo("stopped", err=True)
+        _wait()
+
+
+def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | None) -> None:
+    """The head's own server, reached from here alone."""
+    from study.cluster.attach import refuse_local
+    from study.cluster.head import find_head
+    from study.tracking.reader import study_path
+
+    refuse_local(root=root)
+    head = find_head(cluster)
+    with head.tunnel(port) as address:
+        path = study_path(address, name) if name else ""
+        click.echo(f"{name or head.cluster}: {address}{path}  (ctrl-C stops)")
+        _wait()
+
+
+def _wait() -> None:
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)

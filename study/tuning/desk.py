@@ -6,6 +6,7 @@ cluster reaches the study through these few calls.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from study.plan import Plan
 from study.requests import confirm_seed
 from study.table import State
 from study.tuning.ledger import Ledger
-from trainables.checkpoints import remove_checkpoint, remove_leftovers
+from trainables.checkpoints import has_checkpoints, remove_checkpoint, remove_leftovers
 
 MAX_LOSSES = 5
 
@@ -44,6 +45,8 @@ class Desk:
         cache_dir: Where nodes keep decoded data.
         checkpoint_dir: Where trials keep their checkpoints.
         slots: Trials that run at once; one more is asked for ahead, so that no slot waits.
+        errors_dir: Where tracebacks of failed trials are kept; None for nowhere.
+        nodes_lost: How many nodes the cluster has lost so far.
     """
 
     def __init__(
@@ -53,11 +56,15 @@ class Desk:
         listener: Listener,
         *,
         cache_dir: Path,
-        checkpoint_dir: Path,
+        checkpoint_dir: str,
         slots: Callable[[], int],
+        errors_dir: Path | None = None,
+        nodes_lost: Callable[[], int] = lambda: 0,
     ) -> None:
         self._plan, self.ledger, self._listener = plan, ledger, listener
         self._cache_dir, self._checkpoint_dir, self._slots = cache_dir, checkpoint_dir, slots
+        self._errors_dir, self._nodes_lost = errors_dir, nodes_lost
+        self._nodes_lost_before: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._kept: dict[str, str] = {}
         self._losses: dict[str, int] = {}
@@ -70,6 +77,7 @@ class Desk:
         job = self.ledger.next_job()
         if job is None:
             return None
+        self._nodes_lost_before[job.trial] = self._nodes_lost()
         self._listener.started(job)
         spec = self._plan.trial_spec(
             job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
@@ -84,6 +92,7 @@ class Desk:
         state, epoch = result["state"], int(result["epoch"])
         seconds = self._seconds[trial] = float(result.get("seconds", self._seconds.get(trial, 0.0)))
         if state in ("diverged", "failed"):
+            self._keep_traceback(trial, str(result.get("traceback", "")))
             self._end(job, _failure(state, epoch, seconds, result))
             return True
         self._losses.pop(trial, None)
@@ -110,14 +119,15 @@ class Desk:
     def lost(self, trial: str) -> None:
         """A trial's process died; the trial goes on in another from its last checkpoint.
 
-        A lost node is a pause. Only a trial that kills its process again and again without ever
-        finishing another epoch has failed.
+        A lost node is a pause, however often it happens (spot machines). Only a trial that kills
+        its process again and again without ever finishing another epoch has failed.
         """
         job = self.ledger.running.get(trial)
         if job is None:
             return
-        self._losses[trial] = self._losses.get(trial, 0) + 1
-        if self._losses[trial] <= MAX_LOSSES:
+        if self._nodes_lost() == self._nodes_lost_before.get(trial, 0):
+            self._losses[trial] = self._losses.get(trial, 0) + 1
+        if self._losses.get(trial, 0) <= MAX_LOSSES:
             self.ledger.give_back(trial)
             return
         seconds = self._seconds.get(trial, 0.0)
@@ -129,12 +139,20 @@ class Desk:
             ),
         )
 
+    def _keep_traceback(self, trial: str, text: str) -> None:
+        """Leave the whole traceback where the study ends, not on a node that may be gone."""
+        if text and self._errors_dir is not None:
+            with contextlib.suppress(OSError):  # a full disk must not hide the error itself
+                self._errors_dir.mkdir(parents=True, exist_ok=True)
+                (self._errors_dir / f"{trial}.txt").write_text(text, encoding="utf-8")
+
     def _end(self, job: Job, outcome: Outcome) -> None:
         # The tracker writes ahead: should we die between the two lines, the trial is still open
         # in the record and ends again after a resume, which changes nothing in the tracker.
         self._listener.ended(job, outcome)
         self.ledger.end(job.trial, outcome)
         self._seconds.pop(job.trial, None)
+        self._nodes_lost_before.pop(job.trial, None)
         self._keep_best(job)
 
     def _keep_best(self, job: Job) -> None:
@@ -148,8 +166,9 @@ class Desk:
 
     def _tidy(self) -> None:
         """Drop what an earlier run could not: it may have died between an end and its clean-up."""
+        is_stored = has_checkpoints(self._checkpoint_dir)
         for job in self.ledger.ended_jobs():
-            if not self._is_kept(job):
+            if is_stored(job.trial) and not self._is_kept(job):
                 remove_checkpoint(self._checkpoint_dir, job.trial)
         self._kept = {loss: self._incumbent(loss) for loss in self._plan.losses}
         remove_leftovers(self._checkpoint_dir)

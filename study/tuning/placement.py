@@ -77,6 +77,13 @@ def alive_nodes() -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
+def nodes_lost() -> int:
+    """How many nodes the cluster has lost since it was started."""
+    import ray
+
+    return sum(not node["Alive"] for node in ray.nodes())
+
+
 def slots(resources: ResourcesSection) -> Callable[[], int]:
     """How many trials the cluster can run at once, asked anew every few seconds."""
     state = {"slots": 1, "until": 0.0}

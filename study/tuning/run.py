@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from study.checks import describe_data, open_data
@@ -22,9 +18,11 @@ from study.plan import Plan
 from study.tracking.local import relocate
 from study.tracking.writer import Tracker
 from study.tuning.desk import Desk
+from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
-from study.tuning.placement import alive_nodes, check_room, placement, slots
+from study.tuning.placement import nodes_lost, placement, slots
 from study.tuning.record import Record
+from study.tuning.session import environment, polite_stop, ray_session
 from study.tuning.telling import TrackingListener
 
 REPORT_SECONDS = 180.0
@@ -84,6 +82,7 @@ def run(
         trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
     """
     started = time.monotonic()
+    resources = plan.file.resources
     with home.locked():
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
@@ -102,19 +101,25 @@ def run(
             say("scoring the untrained backbone")
             for split in _splits(requests, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
-            with _ray(plan, address, say):
+            with ray_session(plan.file.resources, address, say):
                 desk = Desk(
                     plan,
                     ledger,
                     TrackingListener(tracker, plan, _tags(data)),
                     cache_dir=cache_dir(),
-                    checkpoint_dir=home.checkpoints,
-                    slots=slots(plan.file.resources),
+                    checkpoint_dir=home.checkpoint_place(plan),
+                    errors_dir=home.errors,
+                    nodes_lost=nodes_lost,
+                    slots=slots(resources),
                 )
                 if not ledger.is_finished():
                     pause = REPORT_SECONDS if report else math.inf
-                    with Refresher(home, plan, tracker, seconds=pause) as refresher:
-                        _tune(home, plan, desk, _shower(desk, tick, refresher), trainable)
+                    with (
+                        Refresher(home, plan, tracker, seconds=pause) as refresher,
+                        growth(resources) as grown,
+                    ):
+                        show = _shower(desk, tick, refresher, grown)
+                        _tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
             if finished and report:
                 publish(home, plan, tracker, bench, ledger, say)
@@ -131,7 +136,7 @@ def _tune(
     from study.tuning.adapters import DeskScheduler, DeskSearcher, Ticker
     from trainables.trial import StudyTrial
 
-    with _environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), _polite_stop():
+    with environment(_TUNE_SETTINGS | {"TUNE_MAX_PENDING_TRIALS_PG": "64"}), polite_stop():
         tuner = tune.Tuner(
             tune.with_resources(trainable or StudyTrial, placement(plan.file.resources)),
             tune_config=tune.TuneConfig(
@@ -160,71 +165,19 @@ def _tune(
             shutil.rmtree(home.directory / ".tune", ignore_errors=True)
 
 
-def _shower(desk: Desk, tick: Tick | None, refresher: Refresher) -> Callable[[], None]:
+def _shower(
+    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth
+) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
     def show() -> None:
         progress = desk.ledger.progress()
         refresher.tick(progress)
+        grown.update(sum(p.planned - p.ended for p in progress))
         if tick is not None:
             tick(progress, desk.ledger.running)
 
     return show
-
-
-@contextlib.contextmanager
-def _ray(plan: Plan, address: str | None, say: Callable[[str], None]) -> Iterator[None]:
-    """A Ray to run on: this process's, the one at `address`, or one of our own."""
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    say("starting Ray" if address is None else f"connecting to Ray at {address}")
-    common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    with _environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
-        if address is None:
-            # "local": without it Ray joins whatever cluster was last started on this machine.
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                object_store_memory=200 * 2**20,
-                **common,
-            )
-        else:
-            ray.init(address=address, **common)
-    try:
-        if address is None:
-            check_room(plan.file.resources, alive_nodes())
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
-def _polite_stop() -> Iterator[None]:
-    """SIGTERM stops like ctrl-C: no new trial starts, and the record stays in order."""
-    try:
-        old = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    except ValueError:  # not the main thread: whoever runs us handles signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the time of a block; the user's own settings win."""
-    added = {k: v for k, v in values.items() if k not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for key in added:
-            os.environ.pop(key, None)
 
 
 def _open_tracking(tracker: Tracker, plan: Plan, data: Mapping[str, Any]) -> None:
@@ -295,7 +248,7 @@ def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
     loss = plan.losses[0]
     values = plan.example(loss)
     job = Job("untrained", loss, 0, "published", values, seed=0)
-    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir=Path())
+    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
     return untrained_metrics(replace(spec, split=split), bench)  # type: ignore[arg-type]
 
 

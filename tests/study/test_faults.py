@@ -67,16 +67,20 @@ def with_suppressed(process: object) -> None:
 def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_cache: Path) -> None:
     store, port = f"sqlite:///{tmp_path}/server.db", free_port()
     artifacts = tmp_path / "server-artifacts"
-    file = write_study(tmp_path, tracking={"uri": f"http://127.0.0.1:{port}"})
+    file = write_study(
+        tmp_path,
+        tracking={"uri": f"http://127.0.0.1:{port}"},
+        training={"epochs": 9, "batch_size": 32, "embedding_dim": 16},
+    )
     home = StudyHome(tmp_path / "studies" / "s")
     with serve(store, port=port, artifact_root=artifacts):
         process = launch(tmp_path / "studies", "run", str(file), "--no-report")
-        wait_for(home, 2, process)
+        wait_for(home, 1, process)
     killed = workers_of(process)
     for worker in killed:
         worker.kill()
     assert killed
-    wait_for(home, ended_trials(home) + 4, process)  # goes on without server and old workers
+    wait_for(home, ended_trials(home) + 2, process)  # goes on without server and old workers
     with serve(store, port=port, artifact_root=artifacts):
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output

@@ -13,11 +13,13 @@ from trainables.data.cache import Progress
 from trainables.data.cars196 import read_cars196
 from trainables.data.cub200 import read_cub200
 from trainables.data.dataset import Dataset, Part
+from trainables.data.fetch import fetched
 from trainables.data.folder import read_folder
 from trainables.data.glyphs import read_glyphs
 from trainables.data.inshop import read_inshop
 from trainables.data.sop import read_sop
 from trainables.names import unknown_name
+from trainables.objects import is_object
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "Option", "Part", "load_dataset"]
 
@@ -49,7 +51,7 @@ class DatasetInfo:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-_PATH = Option(None, "folder with the official files")
+_PATH = Option(None, "folder with the official files, or s3://BUCKET/PREFIX of them")
 _PICTURES: Mapping[str, Option] = {
     "size": Option(256, "side in pixels at which pictures are kept; crops are cut from these"),
     "fit": Option("crop", "crop (shorter side to size, centre kept), squash or pad"),
@@ -95,7 +97,9 @@ DATASETS: Mapping[str, DatasetInfo] = {
         reader=read_folder,
         title="your pictures, one folder per class",
         options={
-            "path": Option(None, "folder with a folder per class, or with train/ and test/"),
+            "path": Option(
+                None, "folder or s3:// with a folder per class, or with train/ and test/"
+            ),
             "split": Option("auto", "classes (halved by name), folders (train/, test/) or auto"),
             "min_images": Option(2, "a class with fewer pictures is an error"),
             **_PICTURES,
@@ -105,7 +109,7 @@ DATASETS: Mapping[str, DatasetInfo] = {
         reader=read_arrays,
         title="your arrays: images, encoded pictures or features with labels (.npz, .npy)",
         options={
-            "path": Option(None, "a .npz, or a .npy of images or features"),
+            "path": Option(None, "a .npz, or a .npy of images or features; s3:// too"),
             "labels": Option("", "a .npy of class ids, when path is a .npy"),
             "query": Option("", "KEY=VALUE: items where array KEY is VALUE are the queries"),
             "min_images": Option(2, "a class with fewer items is an error"),
@@ -136,6 +140,10 @@ def load_dataset(
     for key, option in info.options.items():
         if option.required and options.get(key) is None:
             raise ValueError(f"data set {name!r} needs the option {key!r}: {option.doc}.")
+    for key in ("path", "labels"):
+        if is_object(options.get(key, "")):
+            copy = fetched(options[key], cache_dir=Path(cache_dir), progress=progress)
+            options = {**options, key: str(copy)}
     return info.reader(cache_dir=Path(cache_dir), progress=progress, **options)
 
 

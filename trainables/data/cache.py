@@ -124,7 +124,7 @@ def cached_rows(
         pass  # judged again under the lock: another process may be replacing it right now
     build = _Build(final.with_name(final.name + ".partial"), payload, specs, n_rows, chunk_rows)
     waiting = (lambda: progress(f"{name} (another process)", 0, n_rows)) if progress else None
-    with _lock(final.with_name(final.name + ".lock"), waiting):
+    with locked(final.with_name(final.name + ".lock"), waiting):
         damaged = False
         try:
             return _open(final, specs)
@@ -147,7 +147,8 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def _lock(path: Path, waiting: Callable[[], None] | None) -> Iterator[None]:
+def locked(path: Path, waiting: Callable[[], None] | None) -> Iterator[None]:
+    """Hold a file lock; `waiting` is called when another process of this node has it."""
     with path.open("a") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

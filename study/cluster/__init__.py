@@ -1,0 +1,6 @@
+"""From one machine to a cluster: `ray up` makes it, these few files use it from outside.
+
+On the laptop: `head` (who and where the head is, ssh and tunnel), `attach` (start a study there and
+follow it), `files` (write cluster files). On the head: `detached` (a study that outlives its
+starter) and `services` (the MLflow server). Nothing but ssh connects the two sides.
+"""

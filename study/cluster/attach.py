@@ -1,0 +1,114 @@
+"""Start a study on a cluster, and follow it: from a laptop that may be closed at any time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from study.cluster.head import SSH_FAILED, Head, find_head
+from study.errors import StudyError
+
+DETACHED = ("python", "-m", "study.cluster.detached")
+RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+CHUNK = 65536
+
+
+def run_file(cluster: Path, file: Path, overrides: Sequence[str], *, detach: bool) -> int:
+    """Check a study file here, send it to the head, start it there and follow it.
+
+    Doing so again follows the study that runs, or goes on with one that was interrupted.
+    """
+    from study.plan import build_plan
+    from study.read_file import read_study_file, refuse_relative_paths
+
+    refuse_relative_paths(file, overrides)
+    plan = build_plan(read_study_file(file, overrides))
+    options = [part for override in overrides for part in ("--set", override)]
+    content = file.read_text(encoding="utf-8")
+    return start(cluster, plan.name, ["run", *options], content=content, detach=detach)
+
+
+def start(
+    cluster: Path, name: str, command: Sequence[str], *, content: str = "", detach: bool = False
+) -> int:
+    """Start a command of a study on the head and follow it; gives its exit code."""
+    head = find_head(cluster)
+    done = head.run([*DETACHED, "start", name, *command], content=content)
+    click.echo(done.stdout, nl=False)
+    if done.returncode:
+        click.echo(done.stderr, nl=False, err=True)
+        return done.returncode
+    if detach:
+        click.echo(f"started; follow it with: study status {name} --cluster {cluster} --follow")
+        return 0
+    return follow(cluster, name, head=head)
+
+
+def follow(cluster: Path, name: str, *, head: Head | None = None) -> int:
+    """Show a study's output until it ends; a lost connection is taken up where it was lost.
+
+    Returns:
+        The study's exit code; 130 when only the following was interrupted.
+    """
+    head = head or find_head(cluster)
+    seen, losses = 0, 0
+    try:
+        while True:
+            code, count = _stream(head, [*DETACHED, "follow", name, str(seen)])
+            seen, losses = seen + count, 0 if count else losses
+            if code != SSH_FAILED:
+                return code
+            if losses == 0:
+                click.echo(f"{name}: connection lost; it goes on there, trying again", err=True)
+            time.sleep(RETRY_SECONDS[min(losses, len(RETRY_SECONDS) - 1)])
+            losses += 1
+    except KeyboardInterrupt:
+        again = f"study status {name} --cluster {cluster} --follow"
+        click.echo(f"\n{name} goes on on the cluster; follow it again with: {again}", err=True)
+        return 130
+
+
+def show(cluster: Path, command: Sequence[str]) -> int:
+    """Run a `study` command on the head and show what it says."""
+    done = find_head(cluster).run(["study", *command])
+    click.echo(done.stdout, nl=False)
+    click.echo(done.stderr, nl=False, err=True)
+    return done.returncode
+
+
+def refuse_local(**options: object) -> None:
+    """Raise when options that mean this machine are given together with --cluster.
+
+    Raises:
+        StudyError: Names the option.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise StudyError(f"--{name} is for studies of this machine, not with --cluster")
+
+
+def _stream(head: Head, words: Sequence[str]) -> tuple[int, int]:
+    """Copy a remote command's output here; its exit code and how many bytes came."""
+    process = subprocess.Popen(
+        head.command(words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    count = 0
+    try:
+        while chunk := process.stdout.read1(CHUNK):  # type: ignore[attr-defined]
+            count += len(chunk)
+            sys.stdout.write(chunk.decode(errors="replace"))
+            sys.stdout.flush()
+        return process.wait(), count
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()

@@ -1,0 +1,222 @@
+"""A study on the head that outlives whoever started it.
+
+`python -m study.cluster.detached`, run over ssh:
+
+    start NAME COMMAND...   start `study COMMAND...` for the study NAME in the background; a study
+                            file, if the command is `run`, comes on standard input
+    follow NAME OFFSET      its output from a byte on, until it ends; then its exit code
+
+The output, the study file and the exit code are kept in `.runs/NAME` of the studies' folder. A lock
+there is held for as long as the study runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import IO
+
+from study.cluster.places import CHECKPOINTS_VARIABLE, TRACKING_VARIABLE
+from study.errors import StudyError
+from study.folders import studies_root
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 20.0
+LOST = 1
+
+
+class Run:
+    """The last run of a study that was started here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.folder = studies_root() / ".runs" / name
+        self.log = self.folder / "log"
+        self.exit = self.folder / "exit"
+        self.file = self.folder / f"{name}.yaml"
+
+    def hold(self) -> IO[str] | None:
+        """The run's lock, as an open file; None when a run has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = (self.folder / "lock").open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return None
+        return lock
+
+    def is_running(self) -> bool:
+        """Whether it runs right now."""
+        lock = self.hold()
+        if lock is None:
+            return True
+        lock.close()
+        return False
+
+
+def start(name: str, command: list[str], content: str) -> str:
+    """Start a command in the background, unless the study runs already; says what was done.
+
+    Raises:
+        StudyError: The command cannot be run; nothing was started.
+    """
+    run = Run(name)
+    lock = run.hold()
+    if lock is None:
+        if command[0] not in ("run", "resume"):
+            raise StudyError(f"study {name} is running; {command[0]} it when it has ended")
+        return f"{name} is running; following it"
+    with lock:
+        news = ""
+        if command[0] == "run":
+            run.file.write_text(content, encoding="utf-8")
+            command, news = _prepared(run, command[1:])
+            if not command:
+                run.log.write_text(news + "\n", encoding="utf-8")
+                run.exit.write_text("0", encoding="utf-8")
+                return ""
+        run.exit.unlink(missing_ok=True)
+        if run.log.exists():
+            run.log.replace(run.folder / "log.before")
+        with run.log.open("wb") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "study.cluster.detached", "watch", name, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock.fileno()],  # the run holds it from before this process lets go
+            )
+    return news
+
+
+def _prepared(run: Run, options: list[str]) -> tuple[list[str], str]:
+    """The command for a study file that was sent: run, or resume what is there already."""
+    from study.home import StudyHome, new_study
+    from study.plan import PLAN_FILE, build_plan, load_plan
+    from study.read_file import read_study_file
+    from study.tuning.ledger import Ledger
+    from study.tuning.record import Record
+
+    given = [value for option, value in itertools.pairwise(options) if option == "--set"]
+    file = read_study_file(run.file, given)
+    if file.tracking.uri is None and os.environ.get(TRACKING_VARIABLE):
+        given.append(f"tracking.uri={os.environ[TRACKING_VARIABLE]}")
+    if file.storage.checkpoints is None and os.environ.get(CHECKPOINTS_VARIABLE):
+        given.append(f"storage.checkpoints={os.environ[CHECKPOINTS_VARIABLE]}")
+    plan = build_plan(read_study_file(run.file, given))
+    home = StudyHome(studies_root() / run.name)
+    if not (home.directory / PLAN_FILE).exists():
+        overrides = [part for override in given for part in ("--set", override)]
+        return ["run", str(run.file), *overrides], ""
+    known = load_plan(home.directory)
+    if known.file != plan.file:
+        new_study(run.name)  # raises: another study has this name
+    if Ledger(known, Record(home.directory, known.spaces)).is_finished():
+        return [], f"{run.name} is finished; make its report with: study report {run.name}"
+    return ["resume", run.name], f"{run.name} was started before; going on with it"
+
+
+def watch(name: str, command: list[str]) -> int:
+    """Be the parent of the study: keep its exit code, and end it if Ray goes away."""
+    from study.cluster.services import PROCESS, while_running
+
+    run = Run(name)
+    study = subprocess.Popen(
+        [sys.executable, "-m", "study", *command, "--address", "auto"],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    signal.signal(signal.SIGTERM, lambda *_: study.terminate())
+    for _ in while_running(PROCESS["head"]):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            study.wait(timeout=1.0)
+            break
+    else:
+        print(f"{name}: Ray has ended on this machine; the study stops", flush=True)
+        _end(study)
+    code = study.returncode
+    if code < 0:
+        print(f"{name}: ended by {signal.Signals(-code).name}", flush=True)
+    if code != 0:
+        _let_nodes_go()
+    temporary = run.exit.with_suffix(".new")
+    temporary.write_text(str(code if code >= 0 else LOST), encoding="utf-8")
+    temporary.replace(run.exit)
+    return code
+
+
+def _end(study: subprocess.Popen[bytes]) -> None:
+    """Politely at first: the record is then in order up to the last epoch."""
+    study.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        study.wait(timeout=GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(study.pid, signal.SIGKILL)
+    study.wait()
+
+
+def _let_nodes_go() -> None:
+    """A study that was killed cannot take back what it asked the autoscaler for."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-m", "study.tuning.growth"], timeout=60, capture_output=True
+        )
+
+
+def follow(name: str, offset: int, out: IO[bytes]) -> int:
+    """Copy the run's output until it ends; gives its exit code.
+
+    Raises:
+        StudyError: Nothing was ever started under this name.
+    """
+    run = Run(name)
+    if not run.log.exists():
+        raise StudyError(f"no study {name!r} was started on this cluster")
+    with run.log.open("rb") as log:
+        log.seek(offset)
+        while True:
+            ended = not run.is_running()
+            shutil.copyfileobj(log, out)
+            out.flush()
+            if ended:
+                break
+            time.sleep(POLL_SECONDS)
+    if not run.exit.exists():
+        raise StudyError(f"{name} ended without a word; go on with: study resume {name}")
+    return int(run.exit.read_text(encoding="utf-8"))
+
+
+def main(arguments: list[str]) -> int:
+    """One of the commands; a user's mistake is one line and exit code 2."""
+    from study.file import NAME
+
+    action, name, *rest = arguments
+    if not NAME.fullmatch(name):
+        raise SystemExit(f"study: {name!r} is no name of a study")
+    try:
+        if action == "watch":
+            return watch(name, rest)
+        if action == "follow":
+            return follow(name, int(rest[0]), sys.stdout.buffer)
+        content = sys.stdin.read() if rest[0] == "run" else ""
+        news = start(name, rest, content)
+        if news:
+            print(news)
+        return 0
+    except StudyError as error:
+        print("study: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""Cluster files to start from: the user's own machines, or AWS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from study.errors import StudyError
+
+KINDS = ("aws", "onprem")
+DEFAULT_VENV = "$HOME/dml-study/.venv"
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
+_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+def onprem_file(
+    *,
+    name: str,
+    hosts: Sequence[str],
+    user: str,
+    key: Path | None = None,
+    venv: str | None = None,
+    shared: str | None = None,
+) -> str:
+    """A cluster file for one's own machines.
+
+    Args:
+        name: Of the cluster.
+        hosts: Names or addresses; the first is the head.
+        user: Who ssh logs in as.
+        key: Private key; None takes the user's own.
+        venv: An environment with this project that every host has; None installs one on each.
+        shared: Folder that every host mounts, for checkpoints.
+
+    Raises:
+        StudyError: No host, one twice, or a word that is no host name.
+    """
+    if not hosts:
+        raise StudyError("--cluster onprem needs --host HEAD, and a --host for each worker")
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise StudyError(f"--host takes a host name or an address, but got {host!r}")
+        if list(hosts).count(host) > 1:
+            raise StudyError(f"--host {host} is given twice")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", user):
+        raise StudyError(f"--user takes a user name, but got {user!r}")
+    for option, text in (("--venv", venv), ("--shared", shared)):
+        # These end up in shell commands of the file.
+        if text is not None and not re.fullmatch(r"[A-Za-z0-9_./~:@+-]+", text):
+            raise StudyError(f"{option} takes a plain path without blanks, but got {text!r}")
+    text = files("study").joinpath("cluster/onprem.yaml").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if venv is None or "#INSTALL#" not in line]
+    text = "\n".join(lines).replace("#INSTALL# ", "") + "\n"
+    replacements = {
+        "CLUSTER_NAME": name,
+        "HEAD_HOST": hosts[0],
+        "WORKER_HOSTS": ", ".join(hosts[1:]),
+        "SSH_USER": user,
+        "SSH_KEY": str(key or _own_key()),
+        "SHARED_STORAGE": shared or "",
+        "PROJECT/": f"{project_folder()}/" if venv is None else "",
+        "VENV/": f"{(venv or DEFAULT_VENV).rstrip('/')}/",
+        "VENV\n": f"{DEFAULT_VENV}\n",
+    }
+    for word, value in replacements.items():
+        text = text.replace(word, value)
+    return text
+
+
+def aws_file() -> str:
+    """The project's cluster.yaml, with the project's own folder written out."""
+    folder = project_folder()
+    text = (folder / "cluster.yaml").read_text(encoding="utf-8")
+    return re.sub(r"(?m)^(  ~/dml-study/\S+: )\./", rf"\g<1>{folder}/", text)
+
+
+def project_folder() -> Path:
+    """The project's source, which the nodes install.
+
+    Raises:
+        StudyError: This is an installed copy without constraints.txt.
+    """
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / "constraints.txt").exists():
+        raise StudyError(
+            f"{folder} is not the project's source (no constraints.txt), which the nodes would "
+            "install: run this from a checkout, or name an environment of the nodes with --venv"
+        )
+    return folder
+
+
+def _own_key() -> str:
+    for name in _KEYS:
+        if Path("~/.ssh", name).expanduser().exists():
+            return f"~/.ssh/{name}"
+    raise StudyError(f"no key in ~/.ssh ({', '.join(_KEYS)}); name one with --key")

@@ -1,0 +1,128 @@
+"""What runs on a node besides Ray, for as long as Ray runs there.
+
+`python -m study.cluster.services head` and `... worker`, start commands of the cluster files, leave
+a keeper in the background; `... stop` ends it. On the head it serves MLflow, on loopback, and ends
+when Ray ends: `ray down` leaves nothing behind there, and the store (`.mlflow` in the studies'
+folder) stays. On machines that are not switched off by `ray down` the worker's keeper ends what
+Ray leaves behind when the head is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from study.cluster.places import MLFLOW_PORT
+from study.folders import studies_root
+
+CHECK_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0
+STOP_SECONDS = 30.0
+PROCESS = {"head": "gcs_server", "worker": "raylet"}
+FOLDER = Path("~/.dml-study")
+
+
+def main(arguments: list[str]) -> None:
+    """Start the keeper of a role in the background, be it (`keep ROLE`), or end it (`stop`)."""
+    folder = FOLDER.expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments == ["stop"]:
+        stop(folder)
+    elif arguments[0] == "keep":
+        keep(folder, arguments[1])
+    else:
+        with (folder / "keeper.log").open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "study.cluster.services", "keep", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def keep(folder: Path, role: str) -> None:
+    """Do what the role says until Ray ends here; leave at once when another keeper does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # in order: MLflow is ended, too
+    with (folder / "keeper").open("a+", encoding="utf-8") as lock:
+        if not _hold(lock):
+            return
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        if role == "head":
+            with _mlflow():
+                _wait_for_end(PROCESS[role])
+        else:
+            _wait_for_end(PROCESS[role])
+            subprocess.run(["ray", "stop", "--force"], check=False)
+
+
+def stop(folder: Path) -> None:
+    """End this node's keeper, if there is one, before Ray is started anew."""
+    with (folder / "keeper").open("a+", encoding="utf-8") as lock:
+        deadline = time.monotonic() + STOP_SECONDS
+        while not _hold(lock) and time.monotonic() < deadline:
+            lock.seek(0)
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                os.kill(int(lock.read()), signal.SIGTERM)
+            time.sleep(0.3)
+
+
+@contextlib.contextmanager
+def _mlflow() -> Iterator[None]:
+    from study.tracking.server import serve
+
+    folder = studies_root() / ".mlflow"
+    (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    with serve(uri, port=MLFLOW_PORT, artifact_root=folder / "artifacts"):
+        yield
+
+
+def _hold(lock: IO[str]) -> bool:
+    """Whether the lock could be had; it goes with its file."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for_end(process: str) -> None:
+    for _ in while_running(process):
+        time.sleep(CHECK_SECONDS)
+
+
+def while_running(process: str) -> Iterator[None]:
+    """Ends when no such process of this user has been running for a few seconds."""
+    seen = time.monotonic()
+    while True:
+        if _runs(process):
+            seen = time.monotonic()
+        elif time.monotonic() - seen > PATIENCE_SECONDS:
+            return
+        yield
+
+
+def _runs(name: str) -> bool:
+    for process in psutil.process_iter(["name", "uids", "status"]):
+        info = process.info
+        alive = info["status"] != psutil.STATUS_ZOMBIE
+        if info["name"] == name and alive and info["uids"].real == os.getuid():
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,20 @@
+"""Where studies and decoded data live on this machine, unless told otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT_VARIABLE = "DML_STUDY_HOME"
+CACHE_VARIABLE = "DML_STUDY_CACHE"
+
+
+def studies_root(given: Path | None = None) -> Path:
+    """The folder of all studies: as given, as the environment says, or `./studies`."""
+    return Path(given or os.environ.get(ROOT_VARIABLE, "studies")).absolute()
+
+
+def cache_dir() -> Path:
+    """Where this node keeps decoded data: shared by all studies."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dml-study"
+    return Path(os.environ.get(CACHE_VARIABLE, default)).absolute()

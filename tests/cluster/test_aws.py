@@ -1,0 +1,170 @@
+"""cluster.yaml, as far as it can be tried without AWS: Ray's own code against moto, in process.
+
+Never a whole `ray up` here: it would go on to ssh to a made-up address.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from moto import mock_aws
+from packaging.requirements import Requirement
+
+from study.cluster.files import aws_file
+from study.file import ResourcesSection
+from study.tuning.growth import possible_nodes, wanted
+from study.tuning.placement import fitting
+
+ROOT = Path(__file__).resolve().parents[2]
+REGION = "us-west-2"
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The file, prepared by Ray in an account that has what its comments say to make."""
+    home = str(tmp_path_factory.mktemp("home"))  # Ray writes the key it makes to ~/.ssh
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "test")
+        for name, value in {"AWS_DEFAULT_REGION": REGION, "HOME": home, "TMPDIR": home}.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_ENDPOINT_URL", raising=False)
+        text = (ROOT / "cluster.yaml").read_text()
+        yield prepared(yaml.safe_load(text.replace("sg-00000000000000000", make_account())))
+
+
+def make_account() -> str:
+    """Security group, roles and profiles as cluster.yaml describes them; gives the group."""
+    ec2, iam = boto3.client("ec2"), boto3.client("iam")
+    group: str = ec2.create_security_group(GroupName="dml-study", Description="x")["GroupId"]
+    ssh = {"FromPort": 22, "ToPort": 22, "IpProtocol": "tcp"}
+    ec2.authorize_security_group_ingress(
+        GroupId=group,
+        IpPermissions=[
+            {**ssh, "IpRanges": [{"CidrIp": "192.0.2.7/32"}]},
+            {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]},
+        ],
+    )
+    for role in ("dml-study-head", "dml-study-worker"):
+        iam.create_role(RoleName=role, AssumeRolePolicyDocument="{}")
+        iam.create_instance_profile(InstanceProfileName=role)
+        iam.add_role_to_instance_profile(InstanceProfileName=role, RoleName=role)
+    return group
+
+
+def prepared(config: dict[str, Any]) -> dict[str, Any]:
+    """What `ray up` makes of the file before it talks to any machine."""
+    from ray.autoscaler._private.aws.config import bootstrap_aws
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = prepare_config(copy.deepcopy(config))
+    config = AWSNodeProvider.fillout_available_node_types_resources(config)
+    validate_config(config)
+    result: dict[str, Any] = bootstrap_aws(config)
+    return result
+
+
+def create(config: dict[str, Any], kind: str, node_type: str, count: int) -> None:
+    """Ray's own node provider makes instances of a type."""
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+
+    provider = AWSNodeProvider(config["provider"], config["cluster_name"])
+    tags = {
+        "ray-node-type": kind,
+        "ray-user-node-type": node_type,
+        "ray-node-name": f"ray-{config['cluster_name']}-{kind}",
+        "ray-launch-config": "x",
+    }
+    node_config = dict(config["available_node_types"][node_type]["node_config"])
+    provider.create_node(node_config, tags, count)
+
+
+def instances() -> list[dict[str, Any]]:
+    found = boto3.client("ec2").describe_instances()["Reservations"]
+    return [instance for reservation in found for instance in reservation["Instances"]]
+
+
+def test_ray_accepts_the_file_and_makes_its_machines(ready: dict[str, Any]) -> None:
+    create(ready, "head", "head", 1)
+    create(ready, "worker", "gpu", 1)
+    made = instances()
+    head = [i for i in made if i["InstanceType"] == "m7i.xlarge"]
+    workers = [i for i in made if i["InstanceType"] == "g5.2xlarge"]
+    assert (len(head), len(workers)) == (1, 1)
+    assert all(i.get("InstanceLifecycle") == "spot" for i in workers)
+    assert "InstanceLifecycle" not in head[0]
+    for instance in made:
+        kind = "head" if instance in head else "worker"
+        assert instance["IamInstanceProfile"]["Arn"].endswith(f"instance-profile/dml-study-{kind}")
+    assert ready["auth"]["ssh_private_key"].endswith(".pem")
+
+
+def test_no_port_is_open_to_the_world(ready: dict[str, Any]) -> None:
+    for group in boto3.client("ec2").describe_security_groups()["SecurityGroups"]:
+        for rule in group["IpPermissions"]:
+            assert "0.0.0.0/0" not in str(rule), group["GroupName"]
+            assert "::/0" not in str(rule), group["GroupName"]
+    text = (ROOT / "cluster.yaml").read_text()
+    assert "0.0.0.0" not in text
+    assert "dashboard-host" not in text
+
+
+def test_workers_scale_from_none_to_one_limit(ready: dict[str, Any]) -> None:
+    types = ready["available_node_types"]
+    assert (types["gpu"]["min_workers"], types["gpu"]["max_workers"]) == (0, 8)
+    assert (ROOT / "cluster.yaml").read_text().count("max_workers") == 1
+    nodes = possible_nodes(ready)
+    assert fitting(ResourcesSection(gpus_per_trial=1), nodes) == 8
+    request = wanted(ResourcesSection(gpus_per_trial=0.5, cpus_per_trial=4), 100, nodes)
+    assert request == [{"CPU": 4, "GPU": 0.5}] * 16
+
+
+def test_what_a_user_changes_is_three_lines() -> None:
+    lines = (ROOT / "cluster.yaml").read_text().splitlines()
+    assert sum("CHANGE" in line and not line.startswith("#") for line in lines) == 3
+
+
+def test_nodes_install_exactly_the_constraints() -> None:
+    """Everything the project needs, down to the last dependency, has its version in the file."""
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    pinned = {normal(name) for name in pins}
+    todo = [("dml-study", "")]
+    seen: set[tuple[str, str]] = set()
+    while todo:
+        name, extra = todo.pop()
+        for text in distribution(name).requires or []:
+            need = Requirement(text)
+            key = normal(need.name)
+            if need.marker and not need.marker.evaluate({"extra": extra}):
+                continue
+            assert key in pinned or key == "setuptools", f"{need.name} (of {name}) is not pinned"
+            found = {(key, e) for e in ("", *need.extras)} - seen
+            seen |= found
+            todo += found
+    assert len(seen) > 50
+    for text in ((ROOT / "cluster.yaml").read_text(), aws_file()):
+        (install,) = [c for c in yaml.safe_load(text)["setup_commands"] if "pip install" in c]
+        assert "-c ~/dml-study/constraints.txt ~/dml-study" in install
+
+
+def test_everything_the_nodes_need_is_shipped() -> None:
+    mounts = yaml.safe_load(aws_file())["file_mounts"]
+    assert all(Path(source).exists() for source in mounts.values())
+    shipped = {Path(source).name for source in mounts.values()}
+    needed = {"study", "trainables", "search_spaces", "pyproject.toml", "constraints.txt"}
+    assert needed | {"README.md", "LICENSE"} == shipped
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

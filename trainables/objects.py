@@ -1,0 +1,125 @@
+"""S3 objects, as few calls as this project needs; the only file that imports boto3.
+
+Credentials, region and endpoint are found as boto3 always does: the node's IAM role on AWS, else
+environment variables. Whatever S3 refuses is an OSError, like a disk that refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEME = "s3://"
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object: its key below the prefix that was listed, its size in bytes and its ETag."""
+
+    name: str
+    size: int
+    tag: str
+
+
+def is_object(place: str | Path) -> bool:
+    """Whether this names something on S3."""
+    return str(place).startswith(SCHEME)
+
+
+def bucket_and_key(address: str) -> tuple[str, str]:
+    """The two parts of an address.
+
+    >>> bucket_and_key("s3://images/cub/train")
+    ('images', 'cub/train')
+    """
+    bucket, _, key = address.removeprefix(SCHEME).partition("/")
+    if not bucket:
+        raise ValueError(f"an S3 address is s3://BUCKET/KEY, got {address!r}.")
+    return bucket, key
+
+
+def put(address: str, content: bytes) -> None:
+    """Store an object, whole or not at all."""
+    bucket, key = bucket_and_key(address)
+    with _as_os_error(address):
+        _client().put_object(Bucket=bucket, Key=key, Body=content)
+
+
+def get(address: str) -> bytes | None:
+    """An object's content; None when there is none."""
+    bucket, key = bucket_and_key(address)
+    with _as_os_error(address):
+        try:
+            content: bytes = _client().get_object(Bucket=bucket, Key=key)["Body"].read()
+        except _client().exceptions.NoSuchKey:
+            return None
+    return content
+
+
+def download(address: str, path: Path) -> None:
+    """Write an object to a file."""
+    bucket, key = bucket_and_key(address)
+    with _as_os_error(address):
+        _client().download_file(bucket, key, str(path))
+
+
+def remove(address: str) -> None:
+    """Delete an object, if it exists."""
+    bucket, key = bucket_and_key(address)
+    with _as_os_error(address):
+        _client().delete_object(Bucket=bucket, Key=key)
+
+
+def stored_below(address: str) -> list[Stored]:
+    """All objects below a prefix, or the one of this very name; sorted by name."""
+    bucket, key = bucket_and_key(address)
+    prefix = key.rstrip("/")
+    found = []
+    for item in _listed(bucket, prefix):
+        rest = item["Key"].removeprefix(prefix)
+        inside = not prefix or rest.startswith("/") or not rest
+        if inside and not item["Key"].endswith("/"):
+            found.append(Stored(rest.lstrip("/"), int(item["Size"]), item["ETag"].strip('"')))
+    return sorted(found, key=lambda stored: stored.name)
+
+
+def _listed(bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+    with _as_os_error(f"{SCHEME}{bucket}/{prefix}"):
+        pages = _client().get_paginator("list_objects_v2")
+        for page in pages.paginate(
+            Bucket=bucket, Prefix=prefix, PaginationConfig={"PageSize": PAGE}
+        ):
+            yield from page.get("Contents", [])
+
+
+def _client() -> Any:
+    return _client_of(os.getpid(), os.environ.get("AWS_ENDPOINT_URL", ""))
+
+
+@functools.lru_cache(maxsize=2)
+def _client_of(process: int, endpoint: str) -> Any:
+    """A client takes a tenth of a second to make and may not cross a fork."""
+    import boto3
+    from botocore.config import Config
+
+    settings = Config(
+        retries={"mode": "standard", "max_attempts": 6}, connect_timeout=10, read_timeout=60
+    )
+    return boto3.client("s3", config=settings)
+
+
+@contextmanager
+def _as_os_error(address: str) -> Iterator[None]:
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, Boto3Error) as error:
+        raise OSError(f"{address}: {error}") from error
