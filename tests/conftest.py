@@ -25,6 +25,7 @@ SPLIT = ("losses", "data", "search_spaces")
 """Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Share the tests out among workers so that set-up is paid once and no one waits at the end."""
 

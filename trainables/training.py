@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any
@@ -180,10 +181,15 @@ def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
 
 
 def memory_use() -> dict[str, float]:
-    """Memory of this process in MiB, and of its GPU if it has one."""
-    use = {"memory_mib": psutil.Process().memory_info().rss / 2**20}
+    """Memory of this process (MiB) and its node (%), and how busy its GPU is if it has one."""
+    use = {
+        "memory_mib": psutil.Process().memory_info().rss / 2**20,
+        "node_memory_percent": float(psutil.virtual_memory().percent),
+    }
     if torch.cuda.is_available():
         use["gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        with contextlib.suppress(ModuleNotFoundError, RuntimeError):  # needs nvidia-ml-py
+            use["gpu_use_percent"] = float(torch.cuda.utilization())
     return use
 
 

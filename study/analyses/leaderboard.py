@@ -29,9 +29,13 @@ def analyse(table: TrialTable) -> pd.DataFrame:
 
 
 def incumbent(table: TrialTable, loss: str) -> pd.Series | None:
-    """The full-length validation trial of highest score (any length while there is none)."""
+    """The full-length trial of the search with the highest score (any length while there is none).
+
+    Repeated seeds and sweeps do not compete: another seed of a point is another draw from the same
+    lottery, and would make the points that were repeated look better than they are.
+    """
     trials = searching(table, loss)
-    scored = trials[trials["score"].notna() & (trials["origin"] != "sweep")]
+    scored = trials[trials["score"].notna() & ~trials["origin"].isin(["sweep", "repeat"])]
     done = scored[scored["epochs"] >= full_epochs(table, loss)]
     pool = done if len(done) else scored
     if pool.empty:

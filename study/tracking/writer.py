@@ -231,8 +231,9 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who leaves in distress is not held up: the spool keeps what is left for the next time.
+        self.close(timeout=30.0 if kind is None else 5.0)
 
     def _append(self, op: str, moment: float, **fields: Any) -> None:
         self._spool.append({"op": op, "at": moment, **fields})

@@ -41,6 +41,8 @@ class Ledger:
     ) -> None:
         self._plan, self._record, self._search = plan, record, search
         self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
+        for loss, search_of in self._losses.items():
+            record.describe(loss, {"sampler": search_of.sampler_record()})
         self._running: dict[str, Job] = {}
         self._curves: dict[str, dict[int, float]] = {}
         self._unfinished: list[Job] = []

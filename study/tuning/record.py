@@ -71,6 +71,13 @@ class Record:
         storage = self._storage if writable else InMemoryStorage()
         return optuna.create_study(study_name=name, storage=storage, direction="maximize")
 
+    def describe(self, loss: str, attributes: Mapping[str, Any]) -> None:
+        """Write down how a loss is searched, unless that is what is written already."""
+        study = self._search[loss]
+        for key, value in attributes.items():
+            if study.user_attrs.get(key) != value:
+                study.set_user_attr(key, value)
+
     def searched(self, loss: str) -> list[FrozenTrial]:
         """The trials of the search, in the order they were asked."""
         return _with_job(self._search[loss].get_trials(deepcopy=False))

@@ -161,8 +161,18 @@ def _tune(
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         try:
             tuner.fit()
+        except Exception as error:
+            raise _cause(error) from None
         finally:
             shutil.rmtree(home.directory / ".tune", ignore_errors=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong at the desk: Tune hides it in an error of its own, a page of traceback."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__cause__ or inner.__context__
+    return inner or error
 
 
 def _shower(

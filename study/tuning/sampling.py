@@ -7,9 +7,11 @@ the process that asks. So a resumed study asks the questions an uninterrupted on
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -45,33 +47,57 @@ def grid_point(space: Space, index: int, *, points: int, seed: int) -> dict[str,
     return dict(zip(distributions, cell, strict=True))
 
 
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "tpe": {"multivariate": True, "constant_liar": True},
+    "gp": {"deterministic_objective": False},
+    "cmaes": {},
+    "random": {},
+}
+_SAMPLERS = {
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "random": "RandomSampler",
+}
+
+
 def make_sampler(name: str, *, seed: int, startup: int) -> BaseSampler:
-    """An Optuna sampler by the study file's name, with every default spelt out."""
+    """An Optuna sampler by the study file's name.
+
+    Args:
+        startup: Points drawn at random before its model is used.
+    """
+    if name not in _SAMPLERS:
+        raise ValueError(f"`sampler` is one of {', '.join(_SAMPLERS)}, but got {name!r}.")
+    settings = dict(_SETTINGS[name])
+    if name != "random":
+        settings["n_startup_trials"] = startup
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        if name == "tpe":
-            return optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=startup, multivariate=True, constant_liar=True
-            )
-        if name == "gp":
-            return optuna.samplers.GPSampler(
-                seed=seed, n_startup_trials=startup, deterministic_objective=False
-            )
-        if name == "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=seed, n_startup_trials=startup)
-        if name == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-    raise ValueError(f"`sampler` is one of tpe, gp, cmaes, random, but got {name!r}.")
+        sampler: BaseSampler = getattr(optuna.samplers, _SAMPLERS[name])(seed=seed, **settings)
+    return sampler
 
 
 def sampler_record(name: str, *, startup: int) -> dict[str, Any]:
-    """The sampler and its settings, for the study's record."""
-    settings: dict[str, dict[str, Any]] = {
-        "tpe": {"multivariate": True, "constant_liar": True, "n_startup_trials": startup},
-        "gp": {"deterministic_objective": False, "n_startup_trials": startup},
-        "cmaes": {"n_startup_trials": startup},
-    }
-    return {"name": name, "optuna": optuna.__version__, **settings.get(name, {})}
+    """The sampler with every setting, defaults included, for the study's record.
+
+    The seed is not among them: each question has its own, derived from the study's.
+    """
+    record: dict[str, Any] = {"name": name, "optuna": optuna.__version__}
+    if name not in _SAMPLERS:  # designs of our own: Sobol and grid
+        return record
+    signature = inspect.signature(getattr(optuna.samplers, _SAMPLERS[name]))
+    defaults = {k: p.default for k, p in signature.parameters.items() if k != "seed"}
+    settings = {**defaults, **_SETTINGS[name]}
+    if "n_startup_trials" in settings:
+        settings["n_startup_trials"] = startup
+    plain = bool | int | float | str | None
+    shown = {k: v if isinstance(v, plain) else _name(v) for k, v in settings.items()}
+    return {**record, **shown}
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
 
 
 def _levels(distribution: BaseDistribution, levels: int) -> list[Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import optuna
@@ -16,7 +17,7 @@ from study.plan import Plan
 from study.table import Origin
 from study.tuning.asha import Rungs
 from study.tuning.record import TOLD, Record, is_search, job_of, outcome_of
-from study.tuning.sampling import grid_point, make_sampler, sobol_point
+from study.tuning.sampling import grid_point, make_sampler, sampler_record, sobol_point
 from trainables.seeding import derive
 
 _NEEDS_FULL_VALUES = ("gp", "cmaes")
@@ -64,6 +65,12 @@ class LossSearch:
         self._numbers = 0
         for trial in record.trials(loss):
             self._replay(trial)
+        # The space-filling part is the start-up; a study without one still needs a few points.
+        self._startup = 0 if plan.sobol(loss, 0) >= 4 else 4
+
+    def sampler_record(self) -> dict[str, Any]:
+        """The sampler of this loss, with every setting."""
+        return sampler_record(self._search.sampler, startup=self._startup)
 
     # What is next?
 
@@ -224,12 +231,10 @@ class LossSearch:
         if self._search.sampler == "grid":
             points = self._plan.chosen(self.loss, 0)
             return grid_point(self._space, index, points=points, seed=seed)
-        # The space-filling part is the start-up; a study without one still needs a few points.
-        startup = 0 if self._asked["sobol"] >= 4 else 4
         self._mirror.sampler = make_sampler(
             self._search.sampler,
             seed=derive(seed, "sampler", self.loss, index) % 2**32,
-            startup=startup,
+            startup=self._startup,
         )
         trial = self._mirror.ask(self._space.distributions)
         self._question = trial._trial_id

@@ -50,7 +50,11 @@ class TrackingListener:
                 swept=job.swept,
                 knobs=job.values,
                 fixed=fixed,
-                tags={**self._tags, "space_version": space.version},
+                tags={
+                    **self._tags,
+                    "space_version": space.version,
+                    "folds": str(self._plan.file.protocol.folds),
+                },
                 started=self._clock(),
             )
         )

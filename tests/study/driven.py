@@ -81,7 +81,8 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
-            if any("StudyTrial" in part for part in child.cmdline()):
+            # Ray names a process after the actor it holds; Tune wraps StudyTrial in one.
+            if any("Trainable" in part or "StudyTrial" in part for part in child.cmdline()):
                 found.append(child)
         except psutil.Error:
             continue

@@ -196,7 +196,10 @@ def dead_driver(folder: Path, address: str) -> dict[str, Any]:
 
 
 def main(folder: Path) -> dict[str, Any]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False},
+    )
     cluster.add_node(num_cpus=2, num_gpus=2)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
