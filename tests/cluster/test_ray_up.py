@@ -24,7 +24,8 @@ from tests.study.driven import write_features
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 TRIALS = 6
-EPOCHS = 40
+EPOCHS = 12
+TRIAL = "ray::ResourceTrainable.train"
 
 
 @dataclass
@@ -125,13 +126,13 @@ def write_cluster_file(laptop: Laptop) -> None:
 
 
 def write_study_file(laptop: Laptop) -> None:
-    write_features(laptop.folder, classes=96, images=24)
+    write_features(laptop.folder, classes=96, images=12)
     shutil.copy(laptop.folder / "features.npz", laptop.folder.parent / "shared")
     content = {
         "name": "far",
         "data": {"name": "arrays", "path": f"{SHARED}/features.npz"},
         "losses": ["proxy_anchor", "triplet"],
-        "training": {"epochs": EPOCHS, "batch_size": 16, "embedding_dim": 16},
+        "training": {"epochs": EPOCHS, "batch_size": 32, "embedding_dim": 16},
         "search": {"trials": TRIALS, "repeats": 1, "stop_early": False},
         "resources": {"cpus_per_trial": os.cpu_count()},  # one trial on each host
     }
@@ -163,7 +164,7 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     wait_until(lambda: runs(one, "raylet") and runs(two, "raylet"), seconds=120, what="3 nodes")
     first = laptop.start(sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml")
     wait_until(
-        lambda: (runs(one, "StudyTrial") and runs(two, "StudyTrial")) or first.poll() is not None,
+        lambda: (runs(one, TRIAL) and runs(two, TRIAL)) or first.poll() is not None,
         seconds=180,
         what="both workers train",
     )
