@@ -26,7 +26,7 @@ lint: $(INSTALLED_DEV)
 	$(BIN)/mypy
 
 chaos: $(INSTALLED_DEV)
-	DML_STUDY_CHAOS=long $(BIN)/python -m pytest tests/study/test_chaos.py -s
+	DML_STUDY_CHAOS=long $(BIN)/python -m pytest tests/study/test_chaos.py -s -n 0
 
 bench: $(INSTALLED_DEV)
 	$(BIN)/python -m tests.benchmarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS = 60.0
 _PICTURES = (".png", ".svg")
+_STORE = "DML_STUDY_STORE"
 
 
 def publish(
@@ -177,9 +179,7 @@ class Refresher:
         seconds: Least time between two reports; a slow report waits longer.
     """
 
-    def __init__(
-        self, home: StudyHome, plan: Plan, tracker: Tracker, *, seconds: float = 180.0
-    ) -> None:
+    def __init__(self, home: StudyHome, plan: Plan, tracker: Tracker, *, seconds: float) -> None:
         self._home, self._plan, self._tracker = home, plan, tracker
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -204,10 +204,11 @@ class Refresher:
                     sys.executable,
                     "-m",
                     "study.finishing",
-                    self._home.tracking_uri(self._plan),
                     self._plan.name,
                     str(self._home.report),
                 ],
+                # Not on the command line, which every user of the machine can read.
+                env={**os.environ, _STORE: self._home.tracking_uri(self._plan)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -224,13 +225,11 @@ class Refresher:
             self._process.wait()
 
 
-def _report_quietly(uri: str, name: str, out: str) -> None:
-    import os
-
+def _report_quietly(name: str, out: str) -> None:
     os.nice(19)
-    table: TrialTable = read_table(uri, name)
+    table: TrialTable = read_table(os.environ[_STORE], name)
     write_report(table, Path(out))
 
 
 if __name__ == "__main__":
-    _report_quietly(*sys.argv[1:4])
+    _report_quietly(*sys.argv[1:3])

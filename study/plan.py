@@ -27,6 +27,7 @@ from study.errors import StudyError, nearest
 from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
+from trainables.data.arrays import holds_features
 from trainables.losses import loss_knobs
 from trainables.settings import Settings, TrialSpec, settings_from
 
@@ -242,6 +243,11 @@ def _space(loss: str, file: StudyFile) -> Space:
         raise StudyError(f"losses.{loss}: {', '.join(both)} cannot be both searched and fixed")
     ranges = {**file.searched_for_all, **section.search}
     ranges = {k: r for k, r in ranges.items() if k not in section.fixed}
+    still = _without_effect(file)
+    if dead := [k for k in ranges if k in still]:
+        raise StudyError(
+            f"losses.{loss}: {dead[0]} is searched but changes nothing, because {_why(file)}"
+        )
     fixed = _fixed(base, file) | dict(section.fixed)
     fixed = {k: v for k, v in fixed.items() if k not in ranges}
     search = {k: _distribution(k, r, base) for k, r in ranges.items()}
@@ -260,11 +266,26 @@ def _space(loss: str, file: StudyFile) -> Space:
 
 def _fixed(base: Space, file: StudyFile) -> dict[str, Value]:
     """What the study as a whole fixes of a space's knobs."""
-    fixed: dict[str, Value] = dict(file.conditions)
-    if file.backbone.frozen or file.backbone.name == "none":
-        still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
-        fixed |= {knob: value for knob, value in still.items() if knob in base.searched}
-    return fixed
+    still = _without_effect(file)
+    return {**file.conditions, **{k: v for k, v in still.items() if k in base.searched}}
+
+
+def _without_effect(file: StudyFile) -> dict[str, Value]:
+    """Knobs of a backbone that does not train, with a value to fix them at."""
+    if not (file.backbone.frozen or _on_features(file)):
+        return {}
+    still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
+    return {**still, "pooling": "avg"} if _on_features(file) else still
+
+
+def _on_features(file: StudyFile) -> bool:
+    if file.backbone.name == "none":
+        return True
+    return file.data.name == "arrays" and holds_features(str(file.data.options.get("path", "")))
+
+
+def _why(file: StudyFile) -> str:
+    return "the data are features" if _on_features(file) else "the backbone is frozen"
 
 
 def _distribution(knob: str, given: Range, base: Space) -> BaseDistribution:

@@ -65,20 +65,18 @@ def make_report(uri: str, name: str, out: Path) -> None:
 
 
 def show_results(uri: str, name: str, out: Path) -> None:
-    """The same for a report that was just written."""
+    """The same for a report that was just written, or is left for later."""
     from study.tracking.reader import read_table
 
-    if not (out / "index.html").exists():
-        click.echo(f"no report yet; make it with: study report {name}")
-        return
     _print(read_table(uri, name), uri, out)
 
 
 def _print(table: TrialTable, uri: str, out: Path) -> None:
     from study.tracking.redaction import redact
 
+    page = out / "index.html"
     click.echo(leaderboard_text(table))
-    click.echo(f"report:       {out / 'index.html'}")
+    click.echo(f"report:       {page if page.exists() else f'study report {table.study}'}")
     click.echo(f"MLflow store: {redact(uri)}  (study ui {table.study})")
 
 

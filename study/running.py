@@ -38,6 +38,7 @@ def execute(
     requests: Sequence[Job] = (),
     search: bool = True,
     address: str | None = None,
+    report: bool = True,
 ) -> int:
     """Run until done or interrupted, then make the report; gives the exit code."""
     from study.reporting import show_results
@@ -50,6 +51,7 @@ def execute(
             requests=requests,
             search=search,
             address=address,
+            report=report,
             tick=display.show,
             say=display.say,
         )
@@ -59,7 +61,8 @@ def execute(
     if not summary.finished:
         print(f"stopped; nothing finished is lost. Go on with: study resume {home.name}")
         return 130
-    show_results(home.tracking_uri(plan), plan.name, home.report)
+    if summary.tracked:
+        show_results(home.tracking_uri(plan), plan.name, home.report)
     failed = sum(p.failed for p in summary.progress)
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)

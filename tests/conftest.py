@@ -8,7 +8,31 @@ from pathlib import Path
 
 import pytest
 
+# Two test processes share two cores, and trials have processes of their own: one thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+ONE_AT_A_TIME = ("ray", "cluster", "browser")
+"""Marks of tests that start a Ray or a browser of their own: one worker runs them, in turn."""
+
+SPLIT = ("losses", "data", "search_spaces")
+"""Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Share the tests out among workers so that set-up is paid once and no one waits at the end."""
+
+    def is_alone(item: pytest.Item) -> bool:
+        return any(item.get_closest_marker(mark) for mark in ONE_AT_A_TIME)
+
+    items.sort(key=lambda item: (not is_alone(item), item.path.parent.name in SPLIT))
+    for item in items:
+        if is_alone(item):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+        elif item.path.parent.name not in SPLIT:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainables.batch_norm import synchronise_batch_norm
+from trainables.concentration import similarity_concentration
 from trainables.data.augment import Augment
 from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
@@ -317,10 +318,11 @@ def score_vectors(
     """
     if not np.isfinite(vectors).all():
         raise DivergedError("the embeddings are no longer numbers")
+    more = {"similarity_concentration": similarity_concentration(vectors, part.labels)}
     if part.is_query is None:
-        return evaluate(vectors, part.labels, ks=recall_at, world=world)
+        return {**evaluate(vectors, part.labels, ks=recall_at, world=world), **more}
     query = part.is_query
-    return evaluate(
+    found = evaluate(
         vectors[query],
         part.labels[query],
         ks=recall_at,
@@ -328,3 +330,4 @@ def score_vectors(
         gallery_labels=part.labels[~query],
         world=world,
     )
+    return {**found, **more}

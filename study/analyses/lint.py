@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -72,15 +72,10 @@ def lint_spaces(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def lint_plan(spaces: Mapping[str, Space], *, points: Callable[[str], int]) -> list[str]:
-    """The warnings before anything is run, one line each; `points` gives each loss's budget."""
-    lines = []
-    for loss, space in spaces.items():
-        found = lint_spaces({loss: space}, trials=points(loss), aliases=())
-        lines += [_line(row) for row in found.to_dict("records")]
-    together = lint_spaces(spaces)
-    rows = together[together["rule"] == "alias"].to_dict("records")
-    return lines + [_line(row) for row in rows]
+def lint_plan(spaces: Mapping[str, Space], *, trials: int, sobol: int) -> list[str]:
+    """The warnings before anything is run, one line each; the budget is that of each loss."""
+    found = lint_spaces(spaces, trials=trials, sobol=sobol)
+    return [_line(row) for row in found.to_dict("records")]
 
 
 def _line(row: Mapping[Hashable, Any]) -> str:

@@ -53,11 +53,10 @@ def _loss(plan: Any, loss: str) -> dict[str, Any]:
 
 
 def _advice(plan: Any) -> list[str]:
-    from study.analyses.lint import lint_spaces
+    from study.analyses.lint import lint_plan
 
     first = plan.losses[0]
-    found = lint_spaces(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
-    return [f"{row.loss}: {row.message}" for row in found.itertuples()]
+    return lint_plan(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
 
 
 def _print(content: dict[str, Any]) -> None:

@@ -29,6 +29,11 @@ json_option: Decorator = click.option(
 address_option: Decorator = click.option(
     "--address", help="Run on the Ray cluster at this address (`auto` on one of its nodes)."
 )
+report_option: Decorator = click.option(
+    "--report/--no-report",
+    default=True,
+    help="Make the report at the end (default), or leave it to `study report`.",
+)
 
 
 cluster_option: Decorator = click.option(

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import address_option, cluster_option, root_option, set_option
+from study.commands.options import (
+    address_option,
+    cluster_option,
+    report_option,
+    root_option,
+    set_option,
+)
 
 
 @click.command(
@@ -17,6 +23,7 @@ from study.commands.options import address_option, cluster_option, root_option, 
 @set_option
 @root_option
 @address_option
+@report_option
 @cluster_option
 @click.option("--detach", is_flag=True, help="With --cluster: start it and do not follow.")
 def command(
@@ -24,6 +31,7 @@ def command(
     overrides: tuple[str, ...],
     root: Path | None,
     address: str | None,
+    report: bool,
     cluster: Path | None,
     detach: bool,
 ) -> int:
@@ -32,7 +40,7 @@ def command(
         from study.cluster.attach import refuse_local, run_file
 
         refuse_local(root=root, address=address)
-        return run_file(cluster, file, overrides, detach=detach)
+        return run_file(cluster, file, overrides, report=report, detach=detach)
     from study.home import new_study
     from study.plan import build_plan
     from study.read_file import read_study_file
@@ -41,4 +49,4 @@ def command(
     plan = build_plan(read_study_file(file, overrides))
     home = new_study(plan.name, root)
     begin(home, plan)
-    return execute(home, plan, address=address)
+    return execute(home, plan, address=address, report=report)

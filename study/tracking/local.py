@@ -37,6 +37,25 @@ def is_local(uri: str) -> bool:
     return uri.startswith("sqlite:")
 
 
+def prepare(uri: str) -> None:
+    """Make an empty store where there is none: whole, or not at all.
+
+    MLflow makes its tables in a hundred steps; a process killed in between would leave a database
+    that no MLflow can open again. So they are made under another name, which is then changed. For
+    one process at a time.
+    """
+    database = Path(urlsplit(uri).path.removeprefix("/")) if is_local(uri) else None
+    if database is None or database.exists():
+        return
+    from mlflow import MlflowClient
+
+    unfinished = database.with_name(database.name + ".new")
+    unfinished.with_name(unfinished.name + "-journal").unlink(missing_ok=True)
+    unfinished.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=f"sqlite:///{unfinished}").search_experiments(max_results=1)
+    unfinished.replace(database)
+
+
 def relocate(study_dir: Path) -> int:
     """Repair a store whose study directory was moved; gives the number of addresses changed.
 

@@ -138,8 +138,10 @@ def main() -> None:
 
 def _replay(settings: Settings, consumer: Consumer) -> Callable[[list[dict[str, Any]]], int]:
     from study.tracking.home import Home
+    from study.tracking.local import prepare
     from study.tracking.replay import Replay
 
+    prepare(settings.uri)
     root = Path(settings.artifact_root) if settings.artifact_root else None
     home = Home(settings.uri, experiment=settings.experiment, artifact_root=root)
     return Replay(home, refuse=consumer.refuse).apply

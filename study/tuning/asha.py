@@ -8,9 +8,9 @@ at the rungs, so it is rebuilt from the recorded learning curves after a restart
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
+import bisect
+import math
+from collections.abc import Mapping, Sequence
 
 
 class Rungs:
@@ -34,6 +34,7 @@ class Rungs:
             milestone *= reduction
         self._reduction = reduction
         self._scores: dict[int, dict[str, float]] = {m: {} for m in self.milestones}
+        self._sorted: dict[int, list[float]] = {m: [] for m in self.milestones}
 
     def report(self, trial: str, epoch: int, score: float) -> bool:
         """Record a score; True when the trial should stop here.
@@ -46,7 +47,9 @@ class Rungs:
             scores = self._scores[milestone]
             if epoch >= milestone and trial not in scores:
                 scores[trial] = score
-                stop = self._is_low(score, scores)
+                if math.isfinite(score):
+                    bisect.insort(self._sorted[milestone], score)
+                stop = score < self._threshold(self._sorted[milestone])
         return stop
 
     def replay(self, trial: str, curve: Mapping[int, float]) -> None:
@@ -58,8 +61,11 @@ class Rungs:
         """The scores recorded at a rung, by trial."""
         return dict(self._scores[milestone])
 
-    def _is_low(self, score: float, scores: Mapping[str, float]) -> bool:
-        values = np.array([s for s in scores.values() if np.isfinite(s)])
-        if len(values) < 2:
-            return False
-        return bool(score < np.quantile(values, 1.0 - 1.0 / self._reduction))
+    def _threshold(self, scores: Sequence[float]) -> float:
+        """The score that the best 1/reduction reach: a quantile, interpolated linearly."""
+        if len(scores) < 2:
+            return -math.inf
+        place = (len(scores) - 1) * (1.0 - 1.0 / self._reduction)
+        below = int(place)
+        above = min(below + 1, len(scores) - 1)
+        return scores[below] + (place - below) * (scores[above] - scores[below])

@@ -111,7 +111,7 @@ class Ledger:
             return
         curve = self._curves.pop(trial, {})
         search = self._losses[job.loss]
-        self._record.end(trial, outcome, told=search.value_for_sampler(job, outcome, curve))
+        self._record.end(trial, outcome, told=search.value_for_sampler(job, outcome))
         search.ended(job, outcome, curve)
 
     def epochs_done(self, trial: str) -> int:

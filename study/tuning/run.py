@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -25,6 +26,9 @@ from study.tuning.ledger import Ledger
 from study.tuning.placement import alive_nodes, check_room, nodes_lost, placement, slots
 from study.tuning.record import Record
 from study.tuning.telling import TrackingListener
+
+REPORT_SECONDS = 180.0
+"""Least time between two reports while a study runs."""
 
 _TUNE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -111,7 +115,11 @@ def run(
                     slots=slots(resources),
                 )
                 if not ledger.is_finished():
-                    with Refresher(home, plan, tracker) as refresher, growth(resources) as grown:
+                    pause = REPORT_SECONDS if report else math.inf
+                    with (
+                        Refresher(home, plan, tracker, seconds=pause) as refresher,
+                        growth(resources) as grown,
+                    ):
                         show = _shower(desk, tick, refresher, grown)
                         _tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -37,6 +38,7 @@ class LossSearch:
         self._plan, self.loss = plan, loss
         self._space = plan.spaces[loss]
         self._search = plan.file.search
+        self._corrects = self._search.sampler in _NEEDS_FULL_VALUES
         self._epochs = plan.epochs(loss)
         self._published = plan.published(loss)
         stop = self._search.stop_early
@@ -48,7 +50,9 @@ class LossSearch:
         )
         self._jobs: dict[str, Job] = {}
         self._outcomes: dict[str, Outcome] = {}
-        self._curves: dict[str, dict[int, float]] = {}
+        self._states: Counter[str] = Counter()
+        self._epochs_done = 0
+        self._finished_curves: list[tuple[Outcome, Mapping[int, float]]] = []
         self._asked: dict[Origin, int] = dict.fromkeys(("published", "sobol", "bayes"), 0)
         self._searched: list[Job] = []
         self._open_points = 0
@@ -142,24 +146,21 @@ class LossSearch:
 
     def ended(self, job: Job, outcome: Outcome, curve: Mapping[int, float]) -> None:
         """A job ended."""
-        told = self.value_for_sampler(job, outcome, curve)
+        told = self.value_for_sampler(job, outcome)
         self._take(job, outcome, curve, told)
 
-    def value_for_sampler(
-        self, job: Job, outcome: Outcome, curve: Mapping[int, float]
-    ) -> float | None:
+    def value_for_sampler(self, job: Job, outcome: Outcome) -> float | None:
         """What a sampler that ignores stopped trials is told of one; None: nothing special.
 
         The score it would have reached, as far as the finished trials tell: its score plus the
         median gain of finished trials from the same epoch to their end.
         """
-        needs = self._search.sampler in _NEEDS_FULL_VALUES
-        if not needs or outcome.state != "stopped" or not is_search(job):
+        if not self._corrects or outcome.state != "stopped" or not is_search(job):
             return None
         gains = [
-            self._outcomes[trial].score - other[outcome.epochs]
-            for trial, other in self._curves.items()
-            if self._outcomes[trial].state == "finished" and outcome.epochs in other
+            other.score - curve[outcome.epochs]
+            for other, curve in self._finished_curves
+            if outcome.epochs in curve
         ]
         return outcome.score + (float(np.median(gains)) if gains else 0.0)
 
@@ -181,21 +182,20 @@ class LossSearch:
         epochs_running: int,
     ) -> Progress:
         """How far this loss is."""
-        states = [o.state for o in self._outcomes.values()]
-        best = self._best
+        ended, best = len(self._outcomes), self._best
         planned = max(self.planned() if searching else 0, len(self._jobs)) + len(
             [j for j in waiting if j.trial not in self._jobs]
         )
-        done = sum(o.epochs for o in self._outcomes.values()) + epochs_running
-        open_epochs = (planned - len(states)) * self._epochs - epochs_running
+        done = self._epochs_done + epochs_running
+        open_epochs = (planned - ended) * self._epochs - epochs_running
         return Progress(
             loss=self.loss,
             planned=planned,
-            ended=len(states),
+            ended=ended,
             running=len(running),
-            stopped=states.count("stopped"),
-            diverged=states.count("diverged"),
-            failed=states.count("failed"),
+            stopped=self._states["stopped"],
+            diverged=self._states["diverged"],
+            failed=self._states["failed"],
             best=self._outcomes[best.trial].score if best else math.nan,
             best_trial=best.trial if best else "",
             epochs_done=done,
@@ -280,7 +280,10 @@ class LossSearch:
     ) -> None:
         """An outcome enters the books, from a running study or from the record."""
         self._outcomes[job.trial] = outcome
-        self._curves[job.trial] = dict(curve)
+        self._states[outcome.state] += 1
+        self._epochs_done += outcome.epochs
+        if self._corrects and outcome.state == "finished":
+            self._finished_curves.append((outcome, dict(curve)))
         if not is_search(job):
             return
         self._open_points -= 1

@@ -54,6 +54,20 @@ def ours(trials: int, *, pause_ms: int, slots: int) -> dict[str, float]:
         return {"seconds": time.perf_counter() - started, "loop_seconds": marks[-1] - marks[0]}
 
 
+def utilisation(trials: int, *, slots: int, epoch_seconds: float) -> dict[str, float]:
+    """How busy a study of `EPOCHS * epoch_seconds` long trials keeps its slots.
+
+    From the first trial's start to the last one's end; Ray itself is up already.
+    """
+    row = ours(trials, pause_ms=int(1000 * epoch_seconds), slots=slots)
+    work = trials * EPOCHS * epoch_seconds
+    return {
+        **row,
+        "trial_seconds": EPOCHS * epoch_seconds,
+        "busy": work / slots / row["loop_seconds"],
+    }
+
+
 def stock(trials: int, *, pause_ms: int, slots: int, reuse: bool, mlflow: bool) -> dict[str, float]:
     """The same trials with OptunaSearch and MLflowLoggerCallback."""
     import optuna
@@ -103,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    trials, slots = (12, 2) if quick else (40, 2)
+    trials, slots = (12, 2) if quick else (100, 2)
     os.environ.setdefault("DML_STUDY_CACHE", tempfile.mkdtemp())
     warnings.simplefilter("ignore")
     import ray
@@ -127,7 +141,10 @@ def main() -> None:
         row["seconds_per_trial"] = row["seconds"] / trials
         row["ratio_to_ours"] = row["seconds"] / rows["ours"]["seconds"]
         print(f"{name:<32} {row['seconds_per_trial']:8.3f} s/trial  {row['ratio_to_ours']:6.1f}x")
-    write_result("platform", {"trials": trials, "slots": slots, "rows": rows}, quick=quick)
+    busy = utilisation(4 if quick else 12, slots=slots, epoch_seconds=1.0 if quick else 10.0)
+    print(f"slots busy with {busy['trial_seconds']:.0f} s trials: {busy['busy']:.1%}")
+    content = {"trials": trials, "slots": slots, "rows": rows, "utilisation": busy}
+    write_result("platform", content, quick=quick)
     ray.shutdown()
 
 

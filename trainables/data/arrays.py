@@ -99,6 +99,21 @@ def read_arrays(
     )
 
 
+def holds_features(path: str) -> bool:
+    """Whether a file holds features instead of images; its numbers are not read.
+
+    False for a file that cannot be read: reading it will say why.
+    """
+    file = Path(path).expanduser()
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as content:
+                return "features" in content.files
+        return bool(np.load(file, allow_pickle=False, mmap_mode="r").ndim == 2)
+    except (OSError, ValueError, EOFError):
+        return False
+
+
 def _load(file: Path, labels: Path | None) -> Arrays:
     for needed in (file, labels):
         if needed is not None and not needed.is_file():

@@ -331,7 +331,7 @@ def test_lint_of_spaces() -> None:
     assert "published on a bound" in _rules(lint.lint_spaces({"a": edge}))
     twins = {n: replace(logged, loss=n) for n in ("norm_softmax", "proxy_nca_pp")}
     assert "alias" in _rules(lint.lint_spaces(twins))
-    assert any("one function" in line for line in lint.lint_plan(twins, points=lambda loss: 40))
+    assert any("one function" in line for line in lint.lint_plan(twins, trials=40, sobol=16))
 
 
 def test_lint_of_results() -> None:

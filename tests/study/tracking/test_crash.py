@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from study.tracking.local import default_uri
+from mlflow import MlflowClient
+
+from study.tracking.local import default_uri, prepare
 from study.tracking.reader import read_table
 
 # A driver that goes on where the last one was killed, as a resumed study does: it repeats epochs of
@@ -100,3 +102,25 @@ def _until(condition: Any, driver: subprocess.Popen[bytes]) -> None:
         assert driver.poll() is None, "the driver ended by itself"
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_store_killed_while_it_is_made_is_made_again(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    uri = f"sqlite:///{database}"
+    maker = subprocess.Popen(
+        [sys.executable, "-c", f"from study.tracking.local import prepare; prepare({uri!r})"]
+    )
+    unfinished = tmp_path / "mlflow.db.new"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (
+        unfinished.exists() and unfinished.stat().st_size > 100_000
+    ):
+        time.sleep(0.002)
+    maker.kill()
+    maker.wait()
+    assert unfinished.exists()
+    assert not database.exists()  # half a store has another name
+    prepare(uri)
+    assert database.exists()
+    assert not unfinished.exists()
+    assert [e.name for e in MlflowClient(uri).search_experiments()] == ["Default"]
