@@ -15,22 +15,39 @@ from trainables.workbench import Bench
 MEASURED_STEPS = 4
 
 
-def estimate(plan: Plan, bench: Bench) -> dict[str, Any]:
+def estimate(plan: Plan, bench: Bench, *, gpu_price: float | None = None) -> dict[str, Any]:
     """Slot-hours of the whole plan, measured by a few training steps of each loss here.
 
     An upper bound: early stopping only shortens it. GPU hours are these hours on a machine as
     fast as this one.
+
+    Args:
+        plan: What would be run.
+        bench: Its data and backbone.
+        gpu_price: Of one GPU for one hour, in any currency.
     """
     seconds = {loss: epoch_seconds(plan, bench, loss) for loss in plan.losses}
-    epochs = {loss: plan.trials(loss) * plan.epochs(loss) for loss in plan.losses}
-    total = sum(seconds[loss] * epochs[loss] for loss in plan.losses)
+    return spread(plan, seconds, gpu_price=gpu_price)
+
+
+def spread(
+    plan: Plan, seconds: dict[str, float], *, gpu_price: float | None = None
+) -> dict[str, Any]:
+    """The cost of a plan whose losses take so many seconds per epoch."""
+    trials = {loss: plan.trials(loss) for loss in plan.losses}
+    epochs = {loss: plan.epochs(loss) for loss in plan.losses}
+    total = sum(trials[loss] * epochs[loss] * seconds[loss] for loss in plan.losses)
     resources = plan.file.resources
+    # Measured in one process; ranks share the work, each with its GPU.
+    gpu_hours = total / 3600 * resources.gpus_per_trial / resources.ranks_per_trial
     return {
         "seconds_per_epoch": seconds,
-        "epochs_at_most": sum(epochs.values()),
+        "trials": trials,
+        "epochs": epochs,
+        "epochs_at_most": sum(trials[loss] * epochs[loss] for loss in plan.losses),
         "slot_hours_at_most": total / 3600,
-        # Measured in one process; ranks share the work, each with its GPU.
-        "gpu_hours_at_most": total / 3600 * resources.gpus_per_trial / resources.ranks_per_trial,
+        "gpu_hours_at_most": gpu_hours,
+        "price_at_most": None if gpu_price is None else gpu_hours * gpu_price,
     }
 
 
@@ -49,8 +66,19 @@ def epoch_seconds(plan: Plan, bench: Bench, loss: str) -> float:
 
 
 def in_words(cost: dict[str, Any]) -> str:
-    """The cost in one line."""
-    hours = cost["slot_hours_at_most"]
-    gpu = cost["gpu_hours_at_most"]
-    text = f"cost: at most {cost['epochs_at_most']} epochs, {clock(hours * 3600)} of one slot"
-    return text + (f", {gpu:.1f} GPU hours" if gpu else "") + " at this machine's speed"
+    """The cost, a line per loss and a line in all."""
+    lines = ["cost at this machine's speed, at most (early stopping only shortens it):"]
+    width = max(map(len, cost["trials"]))
+    for loss, trials in cost["trials"].items():
+        seconds, epochs = cost["seconds_per_epoch"][loss], cost["epochs"][loss]
+        whole = clock(trials * epochs * seconds)
+        lines.append(
+            f"  {loss:<{width}}  {trials} trials x {epochs} epochs x {seconds:.3g} s = {whole}"
+        )
+    text = f"  in all {cost['epochs_at_most']} epochs, {clock(cost['slot_hours_at_most'] * 3600)}"
+    text += " of one slot"
+    if cost["gpu_hours_at_most"]:
+        text += f", {cost['gpu_hours_at_most']:.1f} GPU hours"
+    if cost["price_at_most"] is not None:
+        text += f", {cost['price_at_most']:.2f} at the given price"
+    return "\n".join([*lines, text])

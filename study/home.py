@@ -94,6 +94,16 @@ class StudyHome:
             file.flush()
             yield
 
+    def holder(self) -> int | None:
+        """The process of this machine that holds the study; None when none does."""
+        try:
+            with self.locked():
+                return None
+        except StudyError:
+            words = (self.directory / "lock").read_text(encoding="utf-8").split()
+            here = len(words) == 4 and words[3] == socket.gethostname()
+            return int(words[1]) if here else None
+
     def is_running(self) -> bool:
         """Whether some process holds the study right now."""
         try:

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "resume": "Go on with a study after any interruption.",
     "extend": "Go on searching a finished study.",
     "status": "How far a study is.",
+    "stop": "Stop a study that runs elsewhere.",
     "sweep": "Paper-style one-at-a-time curves of a knob.",
     "confirm": "Best and published points on the test classes, once.",
     "refine": "Which trials would narrow the answer most; runs them.",

@@ -18,7 +18,9 @@ RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 CHUNK = 65536
 
 
-def run_file(cluster: Path, file: Path, overrides: Sequence[str], *, detach: bool) -> int:
+def run_file(
+    cluster: Path, file: Path, overrides: Sequence[str], *, report: bool, detach: bool
+) -> int:
     """Check a study file here, send it to the head, start it there and follow it.
 
     Doing so again follows the study that runs, or goes on with one that was interrupted.
@@ -28,7 +30,8 @@ def run_file(cluster: Path, file: Path, overrides: Sequence[str], *, detach: boo
 
     refuse_relative_paths(file, overrides)
     plan = build_plan(read_study_file(file, overrides))
-    options = [part for override in overrides for part in ("--set", override)]
+    options = ["--report" if report else "--no-report"]
+    options += [part for override in overrides for part in ("--set", override)]
     content = file.read_text(encoding="utf-8")
     return start(cluster, plan.name, ["run", *options], content=content, detach=detach)
 

@@ -106,6 +106,7 @@ def _prepared(run: Run, options: list[str]) -> tuple[list[str], str]:
     from study.tuning.ledger import Ledger
     from study.tuning.record import Record
 
+    report = next((o for o in options if o in ("--report", "--no-report")), "--report")
     given = [value for option, value in itertools.pairwise(options) if option == "--set"]
     file = read_study_file(run.file, given)
     if file.tracking.uri is None and os.environ.get(TRACKING_VARIABLE):
@@ -116,13 +117,13 @@ def _prepared(run: Run, options: list[str]) -> tuple[list[str], str]:
     home = StudyHome(studies_root() / run.name)
     if not (home.directory / PLAN_FILE).exists():
         overrides = [part for override in given for part in ("--set", override)]
-        return ["run", str(run.file), *overrides], ""
+        return ["run", str(run.file), report, *overrides], ""
     known = load_plan(home.directory)
     if known.file != plan.file:
         new_study(run.name)  # raises: another study has this name
     if Ledger(known, Record(home.directory, known.spaces)).is_finished():
         return [], f"{run.name} is finished; make its report with: study report {run.name}"
-    return ["resume", run.name], f"{run.name} was started before; going on with it"
+    return ["resume", run.name, report], f"{run.name} was started before; going on with it"
 
 
 def watch(name: str, command: list[str]) -> int:

@@ -13,8 +13,9 @@ from study.commands.options import json_option, print_json, set_option
 @click.command(help="Validate a study file and its data; print the plan and what it costs.")
 @click.argument("file", type=click.Path(path_type=Path))
 @set_option
+@click.option("--gpu-price", type=float, help="Of one GPU for one hour: print what it costs.")
 @json_option
-def command(file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_json: bool) -> None:
     """Everything `study run` would check, and nothing is written but the data cache."""
     from study.checks import describe_data, open_data
     from study.cost import estimate
@@ -28,7 +29,7 @@ def command(file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         "study": plan.name,
         "data": describe_data(plan, bench),
         "losses": [_loss(plan, loss) for loss in plan.losses],
-        "cost": estimate(plan, bench),
+        "cost": estimate(plan, bench, gpu_price=gpu_price),
         "advice": _advice(plan),
     }
     if as_json:

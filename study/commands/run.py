@@ -23,24 +23,24 @@ from study.commands.options import (
 @set_option
 @root_option
 @address_option
+@report_option
 @cluster_option
 @click.option("--detach", is_flag=True, help="With --cluster: start it and do not follow.")
-@report_option
 def command(
     file: Path,
     overrides: tuple[str, ...],
     root: Path | None,
     address: str | None,
+    report: bool,
     cluster: Path | None,
     detach: bool,
-    report: bool,
 ) -> int:
     """Check everything, make the study's directory, run."""
     if cluster is not None:
         from study.cluster.attach import refuse_local, run_file
 
         refuse_local(root=root, address=address)
-        return run_file(cluster, file, overrides, detach=detach)
+        return run_file(cluster, file, overrides, report=report, detach=detach)
     from study.home import new_study
     from study.plan import build_plan
     from study.read_file import read_study_file

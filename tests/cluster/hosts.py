@@ -19,6 +19,9 @@ from pathlib import Path
 import psutil
 
 HOME = "/tmp/home"
+OWN = ("/tmp", "/run", "/mnt", "/dev/shm")
+"""Folders of which each host has its own; this project and Python may be below one of them."""
+NEEDED = sorted({str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix})
 SHARED = "/mnt/shared"
 
 _INIT = """\
@@ -28,9 +31,11 @@ mount --make-rprivate /
 mount -t tmpfs none /mnt && mkdir {shared}
 mount --bind {folder}/shared {shared}
 mkdir -p /mnt/own && mount --bind {folder}/{name} /mnt/own
+{keep}
 mount -t tmpfs none /dev/shm
 mount -t tmpfs none /tmp && chmod 1777 /tmp
 mount -t tmpfs none /run && mkdir /run/sshd
+{bring_back}
 mkdir -p {home}/.ssh && chmod 700 {home} {home}/.ssh
 cp /mnt/own/authorized_keys {home}/.ssh/ && chmod 600 {home}/.ssh/authorized_keys
 mount --bind /mnt/own/passwd /etc/passwd
@@ -181,7 +186,17 @@ def _start(host: Host, key: Path) -> None:
         f"root:x:0:0:root:{HOME}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     )
-    script = _INIT.format(shared=SHARED, folder=host.folder, name=host.name, home=HOME)
+    hidden = [path for path in NEEDED if path.startswith(OWN)]
+    keep = [f"mkdir /mnt/{i} && mount --bind {path} /mnt/{i}" for i, path in enumerate(hidden)]
+    back = [f"mkdir -p {path} && mount --bind /mnt/{i} {path}" for i, path in enumerate(hidden)]
+    script = _INIT.format(
+        shared=SHARED,
+        folder=host.folder,
+        name=host.name,
+        home=HOME,
+        keep="\n".join(keep),
+        bring_back="\n".join(back),
+    )
     (own / "init.sh").write_text(script)
     with (own / "init.log").open("wb") as log:
         host.init = subprocess.Popen(

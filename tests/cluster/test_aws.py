@@ -6,6 +6,7 @@ Never a whole `ray up` here: it would go on to ssh to a made-up address.
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import distribution
@@ -19,6 +20,8 @@ from moto import mock_aws
 from packaging.requirements import Requirement
 
 from study.cluster.files import aws_file
+from study.cluster.head import find_head
+from study.errors import StudyError
 from study.file import ResourcesSection
 from study.tuning.growth import possible_nodes, wanted
 from study.tuning.placement import fitting
@@ -38,7 +41,9 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             patch.setenv(name, value)
         patch.delenv("AWS_ENDPOINT_URL", raising=False)
         text = (ROOT / "cluster.yaml").read_text()
-        yield prepared(yaml.safe_load(text.replace("sg-00000000000000000", make_account())))
+        text = text.replace("sg-00000000000000000", make_account())
+        Path(home, "cluster.yaml").write_text(text)
+        yield prepared(yaml.safe_load(text))
 
 
 def make_account() -> str:
@@ -83,6 +88,7 @@ def create(config: dict[str, Any], kind: str, node_type: str, count: int) -> Non
         "ray-user-node-type": node_type,
         "ray-node-name": f"ray-{config['cluster_name']}-{kind}",
         "ray-launch-config": "x",
+        "ray-node-status": "up-to-date",
     }
     node_config = dict(config["available_node_types"][node_type]["node_config"])
     provider.create_node(node_config, tags, count)
@@ -108,6 +114,20 @@ def test_ray_accepts_the_file_and_makes_its_machines(ready: dict[str, Any]) -> N
     assert ready["auth"]["ssh_private_key"].endswith(".pem")
 
 
+def test_a_laptop_finds_the_head_and_its_key(ready: dict[str, Any]) -> None:
+    file = Path(os.environ["HOME"], "cluster.yaml")
+    ec2 = boto3.client("ec2")
+    ec2.terminate_instances(InstanceIds=[instance["InstanceId"] for instance in instances()])
+    with pytest.raises(StudyError, match="cluster dml-study is not up; first: ray up"):
+        find_head(file)
+    create(ready, "head", "head", 1)
+    (made,) = [i for i in instances() if i["State"]["Name"] == "running"]
+    head = find_head(file)
+    assert (head.cluster, head.user) == ("dml-study", "ubuntu")
+    assert head.address == made["PublicIpAddress"]
+    assert head.key == ready["auth"]["ssh_private_key"]
+
+
 def test_no_port_is_open_to_the_world(ready: dict[str, Any]) -> None:
     for group in boto3.client("ec2").describe_security_groups()["SecurityGroups"]:
         for rule in group["IpPermissions"]:
@@ -130,7 +150,7 @@ def test_workers_scale_from_none_to_one_limit(ready: dict[str, Any]) -> None:
 
 def test_what_a_user_changes_is_three_lines() -> None:
     lines = (ROOT / "cluster.yaml").read_text().splitlines()
-    assert sum("CHANGE" in line and not line.startswith("#") for line in lines) == 3
+    assert sum("CHANGE:" in line for line in lines) == 3
 
 
 def test_nodes_install_exactly_the_constraints() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -15,16 +16,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
+from study.cluster.places import MLFLOW_PORT
 from tests.cluster.hosts import SHARED, Host, hosts, missing
 from tests.study.driven import write_features
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 TRIALS = 6
-EPOCHS = 40
+EPOCHS = 12
+TRIAL = "ray::ResourceTrainable.train"
 
 
 @dataclass
@@ -125,13 +129,13 @@ def write_cluster_file(laptop: Laptop) -> None:
 
 
 def write_study_file(laptop: Laptop) -> None:
-    write_features(laptop.folder, classes=96, images=24)
+    write_features(laptop.folder, classes=96, images=12)
     shutil.copy(laptop.folder / "features.npz", laptop.folder.parent / "shared")
     content = {
         "name": "far",
         "data": {"name": "arrays", "path": f"{SHARED}/features.npz"},
         "losses": ["proxy_anchor", "triplet"],
-        "training": {"epochs": EPOCHS, "batch_size": 16, "embedding_dim": 16},
+        "training": {"epochs": EPOCHS, "batch_size": 32, "embedding_dim": 16},
         "search": {"trials": TRIALS, "repeats": 1, "stop_early": False},
         "resources": {"cpus_per_trial": os.cpu_count()},  # one trial on each host
     }
@@ -150,6 +154,16 @@ def runs(host: Host, name: str) -> bool:
     return any(name in command for command in host.processes())
 
 
+def nobody_gets_in(laptop: Laptop) -> bool:
+    """Neither to MLflow from the network nor to Ray without its token."""
+    with pytest.raises(OSError):
+        socket.create_connection((laptop.head.address, MLFLOW_PORT), timeout=5)
+    stranger = {**laptop.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
+    words = ["ray", "status", "--address", f"{laptop.head.address}:6379"]
+    done = subprocess.run(words, env=stranger, capture_output=True, text=True, timeout=120)
+    return done.returncode != 0 and "uthenticat" in done.stdout + done.stderr
+
+
 def checkpoints(laptop: Laptop) -> int:
     return len(list((laptop.folder.parent / "shared" / "far").glob("*.pt")))
 
@@ -163,7 +177,7 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     wait_until(lambda: runs(one, "raylet") and runs(two, "raylet"), seconds=120, what="3 nodes")
     first = laptop.start(sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml")
     wait_until(
-        lambda: (runs(one, "StudyTrial") and runs(two, "StudyTrial")) or first.poll() is not None,
+        lambda: (runs(one, TRIAL) and runs(two, TRIAL)) or first.poll() is not None,
         seconds=180,
         what="both workers train",
     )
@@ -175,7 +189,8 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     first.communicate()
 
     again = laptop.study("run", "far.yaml", "--cluster", "own.yaml")
-    assert "far is running; following it" in again or "far is finished" in again
+    assert "far is running; following it" in again
+    assert f"{2 * TRIALS}/{2 * TRIALS} trials" in again
     status = yaml.safe_load(laptop.study("status", "far", "--cluster", "own.yaml", "--json"))
     assert status["state"] == "finished"
     for loss in status["losses"]:
@@ -184,8 +199,12 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
 
     laptop.study("report", "far", "--cluster", "own.yaml", "--out", "report")
     assert (laptop.folder / "report" / "index.html").stat().st_size > 50_000
-    record = (laptop.folder / "report" / "tables").rglob("*.csv")
-    assert any(record)
+    trials = pd.read_csv(laptop.folder / "report" / "tables" / "trials.csv")
+    assert len(trials) == 2 * TRIALS
+    assert set(trials["state"]) == {"finished"}
+    assert set(trials["epochs"]) == {EPOCHS}
+    assert set(trials["host"]) <= {"head", "one", "two"}
+    assert nobody_gets_in(laptop)
 
     one.mend()
     laptop.run("ray", "down", "-y", "own.yaml")

@@ -183,7 +183,8 @@ def test_check_prints_the_plan_and_the_cost(study: Any) -> None:
     done = study("check", write(STUDY))
     assert done.code == 0, done.err
     assert "proxy_anchor: 3 points" in done.out
-    assert "cost: at most" in done.out
+    assert "proxy_anchor  3 trials x 2 epochs x " in done.out
+    assert "in all 12 epochs" in done.out
     report = json.loads(study("check", "my.yaml", "--json").out)
     assert report["data"]["train_classes"] == 75
     assert {loss["loss"] for loss in report["losses"]} == {"proxy_anchor", "triplet"}

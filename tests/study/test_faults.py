@@ -105,7 +105,8 @@ def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
             from study.tuning.run import run
             from tests.study.driven import ended_trials
 
-            cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0, "include_dashboard": False}})
+            head = {{"num_cpus": 0, "include_dashboard": False}}
+            cluster = Cluster(initialize_head=True, head_node_args=head)
             nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
             cluster.wait_for_nodes()
             ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
