@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,16 +26,24 @@ SPLIT = ("losses", "data", "search_spaces")
 """Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Share the tests out among workers so that set-up is paid once and no one waits at the end."""
-
-    waits = {file: group for group, files in WAITING.items() for file in files}
+    """What waits longest starts first, and what any worker may take comes last."""
+    waits = {file for files in WAITING.values() for file in files}
     items.sort(key=lambda item: (item.path.name not in waits, item.path.parent.name in SPLIT))
-    for item in items:
-        if item.path.parent.name not in SPLIT:
-            group = waits.get(item.path.name, item.path.name)
-            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests out so that set-up is paid once and few processes run side by side."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    groups = {file: group for group, files in WAITING.items() for file in files}
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.split("::")[0])
+            return nodeid if file.parent.name in SPLIT else groups.get(file.name, str(file))
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,8 @@ from typing import Any
 TABLE = Path(__file__).parent / "recorded_trials.csv"
 EPOCHS = 9
 LEVELS: dict[str, tuple[float, ...]] = {
-    "alpha": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
-    "delta": (0.0, 0.15, 0.3, 0.45, 0.6),
+    "alpha": (4.0, 8.0, 32.0, 64.0, 128.0),
+    "delta": (0.0, 0.1, 0.3, 0.6),
     "head_lr": (1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
     "proxy_lr": (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
 }
