@@ -1,7 +1,8 @@
 """Which items are nearest? Exact cosine neighbours in bounded memory.
 
 Order: by similarity and, where it is equal, by index, lower first. Where float32 cannot tell items
-apart they are compared in float64; equal vectors tie exactly. So the order does not depend on
+apart they are compared in float64, however many they are; cosines that differ by less than 2^-44
+are equal, so vectors of one direction tie whatever their lengths. So the order does not depend on
 threads, block sizes or the order in which a BLAS library adds.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -17,28 +20,66 @@ from torch import Tensor
 
 BLOCK_BYTES = 128 * 2**20  # of float32 similarities held at a time
 SPARE = 8  # candidates beyond those needed, which absorb near-ties of the float32 pass
-CROWD = 512  # near-ties of one query beyond this number count as ties, lower index first
+CROWD = 512  # among more near-ties of one query, equal vectors are compared once
+TIE = 2.0**-44  # cosines are multiples of it: far above the errors of float64, far below float32's
+PART = 4096  # rows turned to float64 at a time: a float64 copy of all would be large
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors as given (N, D), one over their float64 lengths (N,), and float32 unit vectors."""
+    """Vectors as given (N, D) and one over their float64 lengths (N,)."""
 
     raw: Tensor
     inverse: Tensor
-    unit: Tensor
 
     def __len__(self) -> int:
         return len(self.raw)
 
-    @property
-    def margin(self) -> float:
-        """Two float32 similarities that differ by more are in the right order.
+    def unit(self, rows: Tensor | slice) -> Tensor:
+        """Some rows at length one, float64."""
+        return self.raw[rows].to(torch.float64) * self.inverse[rows, None]
 
-        Rounding errors add up like a random walk: one similarity is off by less than sqrt(D) / 2
-        units in the last place of 1, far less than the 4 sqrt(D) granted to each here.
+    @cached_property
+    def centre(self) -> Tensor:
+        """The mean unit vector (D,), float64."""
+        total = torch.zeros(self.raw.shape[1], dtype=torch.float64, device=self.raw.device)
+        for start in range(0, len(self), PART):
+            total += self.unit(slice(start, start + PART)).sum(dim=0)
+        return total / len(self)
+
+    @cached_property
+    def centred(self) -> Tensor:
+        """Unit vectors minus their mean, float32: what float32 can tell apart of close vectors.
+
+        A query's products with them differ from its cosines by one number, the same for all items.
         """
-        return float(8 * self.raw.shape[1] ** 0.5 * 2.0**-24)
+        out = torch.empty(self.raw.shape, dtype=torch.float32, device=self.raw.device)
+        for start in range(0, len(self), PART):
+            part = slice(start, start + PART)
+            out[part] = self.unit(part) - self.centre
+        return out
+
+    @cached_property
+    def margin(self) -> float:
+        """Two float32 products with the centred vectors that differ by more are in the right order.
+
+        Rounding errors add up like a random walk: one product is off by less than sqrt(D) / 2
+        units in the last place of the longest vector, far less than the 4 sqrt(D) granted here.
+        """
+        reach = float(torch.linalg.vector_norm(self.centred, dim=1).max())
+        return max(float(8 * self.raw.shape[1] ** 0.5 * 2.0**-24) * reach, 4 * TIE)
+
+    @cached_property
+    def first_equal(self) -> Tensor:
+        """For each vector the index of the first that equals it, (N,)."""
+        seen: dict[bytes, int] = {}
+        starts = range(0, len(self), PART)
+        rows = (row for at in starts for row in self.raw[at : at + PART].cpu().numpy())
+        firsts = [
+            seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), i)
+            for i, row in enumerate(rows)
+        ]
+        return torch.tensor(firsts, device=self.raw.device)
 
 
 @dataclass(frozen=True)
@@ -54,13 +95,15 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Block:
-    """Some queries, their float32 similarities to all items, and their exact neighbours.
+    """Some queries, their float32 products with all centred items, and their exact neighbours.
 
-    `similarities` is valid until the next block is asked for; self is at minus infinity.
+    `similarities` plus the query's `offset` are the cosines. They are valid until the next block
+    is asked for; self is at minus infinity.
     """
 
     rows: NDArray[np.int64]
     similarities: Tensor
+    offsets: Tensor
     found: Neighbours
 
 
@@ -103,20 +146,16 @@ def vectors(given: ArrayLike | Tensor, name: str) -> Vectors:
     if raw.dtype != torch.float64:
         raw = raw.to(torch.float32)
     inverse = torch.empty(len(raw), dtype=torch.float64, device=raw.device)
-    unit = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
-    for start in range(0, len(raw), 4096):  # in parts: a float64 copy of all would be large
-        part = raw[start : start + 4096].to(torch.float64)
-        lengths = part.square().sum(dim=1).sqrt()
+    for start in range(0, len(raw), PART):
+        lengths = raw[start : start + PART].to(torch.float64).square().sum(dim=1).sqrt()
         if not bool(torch.isfinite(lengths).all()):
             raise ValueError(f"`{name}` must be finite, got NaN or infinity.")
-        scale = 1 / lengths.clamp_min(1e-30)
-        inverse[start : start + 4096] = scale
-        unit[start : start + 4096] = part * scale[:, None]
-    return Vectors(raw, inverse, unit)
+        inverse[start : start + PART] = 1 / lengths.clamp_min(1e-30)
+    return Vectors(raw, inverse)
 
 
 def cosines(queries: Vectors, items: Vectors, rows: Tensor, columns: Tensor) -> Tensor:
-    """float64 similarities of pairs; equal vectors give equal values."""
+    """float64 similarities of pairs in steps of `TIE`; equal vectors give equal values."""
     out = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
     step = max(1, 2**21 // queries.raw.shape[1])
     for start in range(0, len(rows), step):
@@ -126,35 +165,58 @@ def cosines(queries: Vectors, items: Vectors, rows: Tensor, columns: Tensor) -> 
         # not depend on where a pair stands.
         lengths = queries.inverse[row] * items.inverse[column]
         out[start : start + step] = products.sum(dim=1) * lengths
-    return out
+    return out.div_(TIE).round_().mul_(TIE)
+
+
+def cosines_of(queries: Vectors, items: Vectors, row: Tensor, columns: Tensor) -> Tensor:
+    """`cosines` of one query with many items; of equal items, one is compared."""
+    if len(columns) <= CROWD:
+        return cosines(queries, items, row.expand(len(columns)), columns)
+    firsts = items.first_equal[columns]
+    wanted = torch.zeros(len(items), dtype=torch.bool, device=columns.device)
+    wanted[firsts] = True
+    distinct = wanted.nonzero()[:, 0]
+    values = torch.empty(len(items), dtype=torch.float64, device=columns.device)
+    values[distinct] = cosines(queries, items, row.expand(len(distinct)), distinct)
+    return values[firsts]
 
 
 def search(
     queries: Vectors, items: Vectors, rows: NDArray[np.int64], k: int, *, exclude_self: bool
 ) -> Iterator[Block]:
     """The k nearest items of the queries `rows`, block by block."""
-    device = items.raw.device
-    block = max(1, min(len(rows), BLOCK_BYTES // (4 * len(items))))
+    device, dim = items.raw.device, items.raw.shape[1]
+    most = min(BLOCK_BYTES // (4 * len(items)), BLOCK_BYTES // (8 * dim))
+    block = max(1, min(len(rows), most))
     buffer = torch.empty((block, len(items)), dtype=torch.float32, device=device)
     for start in range(0, len(rows), block):
         chunk = rows[start : start + block]
         index = torch.from_numpy(chunk).to(device)
-        similarities = torch.mm(queries.unit[index], items.unit.T, out=buffer[: len(chunk)])
+        unit = queries.unit(index)
+        offsets = unit @ items.centre
+        products = torch.mm(unit.float(), items.centred.T, out=buffer[: len(chunk)])
         if exclude_self:
-            similarities.scatter_(1, index[:, None], -torch.inf)
-        found, values = _ordered(queries, items, index, similarities, k, int(exclude_self))
-        yield Block(chunk, similarities, Neighbours(found.cpu().numpy(), values.cpu().numpy()))
+            products.scatter_(1, index[:, None], -torch.inf)
+        found, values = _ordered(queries, items, index, products, offsets, k, int(exclude_self))
+        neighbours = Neighbours(found.cpu().numpy(), values.cpu().numpy())
+        yield Block(chunk, products, offsets, neighbours)
 
 
 def _ordered(
-    queries: Vectors, items: Vectors, index: Tensor, similarities: Tensor, k: int, left_out: int
+    queries: Vectors,
+    items: Vectors,
+    index: Tensor,
+    similarities: Tensor,
+    offsets: Tensor,
+    k: int,
+    left_out: int,
 ) -> tuple[Tensor, Tensor]:
-    """Indices and similarities of the k nearest, exactly ordered, from float32 similarities."""
+    """Indices and similarities of the k nearest, exactly ordered, from float32 products."""
     n_items = similarities.shape[1] - left_out
     count = min(k + SPARE, n_items)
     coarse, found = _top(similarities, count)
-    values = coarse.to(torch.float64)
-    close = coarse[:, :-1] - coarse[:, 1:] <= queries.margin
+    values = coarse + offsets[:, None]
+    close = coarse[:, :-1] - coarse[:, 1:] <= items.margin
     unsure = torch.zeros_like(coarse, dtype=torch.bool)
     unsure[:, 1:] |= close
     unsure[:, :-1] |= close
@@ -165,11 +227,19 @@ def _ordered(
     # A run of near-ties that reaches the last candidate may go on behind it.
     crowded = unsure[:, k - 1 :].all(dim=1).nonzero()[:, 0].tolist() if count < n_items else []
     for row in crowded:
-        near = _crowd(similarities[row], k, float(coarse[row, k - 1]), queries.margin)
-        exact = cosines(queries, items, index[row].expand(len(near)), near)
-        best, best_values = _sorted(near[None], exact[None])
-        found[row, :k], values[row, :k] = best[0, :k], best_values[0, :k]
+        near = torch.nonzero(similarities[row] >= coarse[row, k - 1] - items.margin)[:, 0]
+        exact = cosines_of(queries, items, index[row], near)
+        found[row, :k], values[row, :k] = _best(near, exact, k)
     return found[:, :k], values[:, :k]
+
+
+def _best(found: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of many, in the order of `_sorted`; `found` comes by index."""
+    edge = values.topk(k, sorted=False).values.min()
+    above = (values > edge).nonzero()[:, 0]
+    at = torch.cat([above, (values == edge).nonzero()[: k - len(above), 0]])
+    best, best_values = _sorted(found[at][None], values[at][None])
+    return best[0], best_values[0]
 
 
 def _sorted(found: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,13 +247,6 @@ def _sorted(found: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     found, by_index = found.sort(dim=1)
     values, by_value = values.gather(1, by_index).sort(dim=1, descending=True, stable=True)
     return found.gather(1, by_value), values
-
-
-def _crowd(similarities: Tensor, k: int, edge: float, margin: float) -> Tensor:
-    """Every item that may be among the k nearest, by index; of a very large crowd its first."""
-    sure = torch.nonzero(similarities > edge + margin)[:, 0]
-    near = torch.nonzero((similarities - edge).abs() <= margin)[:, 0][: CROWD + k]
-    return torch.cat([sure, near])
 
 
 def _top(similarities: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from trainables.neighbours import (
     Neighbours,
     Vectors,
     cosines,
+    cosines_of,
     nearest,
     search,
     vectors,
@@ -112,7 +113,7 @@ def nmi(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int
 
     given, ids = vectors(embeddings, "embeddings"), _ids(labels, "labels")
     _same_length(given, ids, "embeddings", "labels")
-    points = given.unit.cpu().numpy()
+    points = given.unit(slice(None)).float().cpu().numpy()
     n_classes = len(np.unique(ids))
     means = faiss.Kmeans(
         points.shape[1],
@@ -165,17 +166,31 @@ def _first_hits(
         at = missed[start : start + 64]
         rows, similarities = block.rows[at], block.similarities[torch.from_numpy(at)]
         best, best_item = _best_members(rows, own[at], similarities, queries, items, members)
-        middle = torch.from_numpy(best).to(similarities)[:, None]
-        before = (similarities > middle + queries.margin).sum(dim=1).cpu().numpy()
-        near = torch.nonzero((similarities - middle).abs() <= queries.margin).cpu().numpy()
+        shifted = torch.from_numpy(best).to(block.offsets) - block.offsets[torch.from_numpy(at)]
+        middle = shifted.to(similarities)[:, None]
+        before = (similarities > middle + items.margin).sum(dim=1).cpu().numpy()
+        near = torch.nonzero((similarities - middle).abs() <= items.margin).cpu().numpy()
         of, item = near[:, 0], near[:, 1]
-        ahead = item < best_item[of]  # enough for ties, and for crowds of near-ties
-        few = np.bincount(of, minlength=len(at))[of] <= CROWD
-        rivals = _pairs(queries, items, rows[of[few]], item[few])
-        mine = best[of[few]]
-        ahead[few] = (rivals > mine) | ((rivals == mine) & ahead[few])
+        rivals = _rivals(queries, items, rows, of, item)
+        mine = best[of]
+        ahead = (rivals > mine) | ((rivals == mine) & (item < best_item[of]))
         firsts[start : start + 64] = before + np.bincount(of[ahead], minlength=len(at)) + 1
     return firsts
+
+
+def _rivals(queries: Vectors, items: Vectors, rows: Ids, of: Ids, item: Ids) -> NDArray[np.float64]:
+    """Exact similarities of the queries `rows[of]` with items; `of` ascends."""
+    counts = np.bincount(of, minlength=len(rows))
+    few = counts[of] <= CROWD
+    exact = np.empty(len(of))
+    exact[few] = _pairs(queries, items, rows[of[few]], item[few])
+    for crowd in np.flatnonzero(counts > CROWD):
+        part = slice(*np.searchsorted(of, [crowd, crowd + 1]))
+        row, columns = torch.tensor(rows[crowd]), torch.from_numpy(item[part])
+        device = items.raw.device
+        found = cosines_of(queries, items, row.to(device), columns.to(device))
+        exact[part] = found.cpu().numpy()
+    return exact
 
 
 def _best_members(

@@ -31,7 +31,8 @@ def brute_force(
     z_labels = labels if item_labels is None else item_labels
     rows = []
     for i in range(len(x)):
-        order = np.argsort(-(z * x[i]).sum(axis=1), kind="stable")
+        # Cosines closer than 2^-44 are ties.
+        order = np.argsort(-np.round((z * x[i]).sum(axis=1) * 2.0**44), kind="stable")
         if items is None:
             order = order[order != i]
         hits = z_labels[order] == labels[i]
@@ -153,6 +154,57 @@ def test_large_k_equals_a_full_sort() -> None:
         for row, indices in zip([0, 5, 2999], found.indices, strict=True):
             order = np.argsort(-(z @ z[row]), kind="stable")
             assert indices.tolist() == order[order != row][:k].tolist()
+
+
+def concentrated(n: int, spread: float, outliers: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(7)
+    labels = np.arange(n) % 40
+    x = rng.normal(size=64) + spread * rng.normal(size=(40, 64))[labels]
+    x += 0.3 * spread * rng.normal(size=x.shape)
+    x[:outliers] = rng.normal(size=(outliers, 64))
+    return x.astype(np.float32), labels
+
+
+@pytest.mark.parametrize("outliers", [0, 40])
+def test_exact_however_close_all_embeddings_are(outliers: int) -> None:
+    # The mean cosine is 0.999998; float32 cosines cannot order such neighbours.
+    x, labels = concentrated(1200, 1.4e-3, outliers)
+    expected = brute_force(x, labels)
+    assert expected["recall_at_1"] > 0.9
+    assert evaluate(x, labels, ks=KS) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_mean_is_taken_away_so_that_close_embeddings_stay_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, labels = concentrated(1200, 1.4e-3, 0)
+    compared = 0
+    exact = neighbours.cosines
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal compared
+        compared += len(arguments[2])
+        return exact(*arguments)
+
+    monkeypatch.setattr(neighbours, "cosines", counted)
+    evaluate(x, labels)
+    assert compared < 50 * len(x)  # some candidates each, never all 1,200
+
+
+def test_a_crowd_of_equal_vectors_is_ordered_by_index() -> None:
+    x, labels = np.ones((1000, 8), dtype=np.float32), np.arange(1000) % 20
+    x[:3] = np.eye(8)[:3]
+    assert evaluate(x, labels, ks=KS) == pytest.approx(brute_force(x, labels), abs=1e-9)
+    found = nearest(x, k=700)
+    assert found.indices[999].tolist() == list(range(3, 703))
+
+
+def test_parallel_vectors_of_different_length_tie() -> None:
+    rng = np.random.default_rng(1)
+    direction = rng.integers(-50, 50, size=12)
+    gallery = direction * np.arange(1, 40)[:, None].astype(np.float32)
+    found = nearest(rng.integers(-50, 50, size=(20, 12)).astype(np.float32), k=5, gallery=gallery)
+    assert (found.indices == np.arange(5)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
