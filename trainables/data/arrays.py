@@ -13,9 +13,11 @@ Keys of the .npz (or the .npy files named by the options of the same name):
 from __future__ import annotations
 
 import hashlib
+import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,7 @@ from trainables.data.listing import (
 ENCODED = ("webp", "jpeg", "png", "pictures")
 PAYLOADS = ("images", "features", *ENCODED)
 VERSION = 1
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -110,7 +113,7 @@ def holds_features(path: str) -> bool:
             with np.load(file, allow_pickle=False) as content:
                 return "features" in content.files
         return bool(np.load(file, allow_pickle=False, mmap_mode="r").ndim == 2)
-    except (OSError, ValueError, EOFError):
+    except UNREADABLE:
         return False
 
 
@@ -129,10 +132,11 @@ def _load(file: Path, labels: Path | None) -> Arrays:
             raise ValueError(f"arrays: the file must be .npz or .npy, got {file.name!r}.")
         if labels is not None:
             arrays["labels"] = np.load(labels, allow_pickle=False)
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except UNREADABLE as error:
         if str(error).startswith("arrays:"):
             raise
-        raise ValueError(f"arrays: {file} cannot be read: {error}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"arrays: {file} cannot be read: {reason}") from error
     if "labels" not in arrays:
         raise ValueError(
             f"arrays: {file.name} has no `labels` (it has {', '.join(arrays)}); "
@@ -159,18 +163,43 @@ def _payload(arrays: Arrays, file: Path) -> tuple[str, int]:
         raise ValueError(
             f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}."
         )
-    count = len(items)
+    count = len(items) if items.ndim else 0
     if name in ENCODED:
-        offsets = arrays.get("offsets")
-        if offsets is None or offsets.ndim != 1 or offsets[-1] > len(items) or offsets[0] != 0:
-            raise ValueError(f"arrays: `{name}` needs `offsets` (N + 1,) from 0 to its length.")
-        count = len(offsets) - 1
+        count = _check_offsets(arrays.get("offsets"), name, items, file)
+    if not count:
+        raise ValueError(f"arrays: {file.name} must hold at least one item, got none in `{name}`.")
+    scale = arrays.get("scale") if name == "features" else None
+    if scale is not None and (scale.shape != items.shape[1:] or scale.dtype.kind not in "fiu"):
+        raise ValueError(
+            f"arrays: `scale` of {file.name} must be {items.shape[1]:,} numbers, one for each "
+            f"dimension of the features, got {scale.dtype} {scale.shape}."
+        )
     labels = arrays["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != count:
         raise ValueError(
             f"arrays: labels must be {count:,} integers, got {labels.dtype} {labels.shape}."
         )
     return name, count
+
+
+def _check_offsets(offsets: NDArray[Any] | None, name: str, items: NDArray[Any], file: Path) -> int:
+    """How many encoded pictures the offsets tell apart."""
+    rule = (
+        f"arrays: `{name}` of {file.name} needs `offsets` (N + 1,) that rise from 0 to its length"
+    )
+    if items.dtype.itemsize != 1 or items.ndim != 1:
+        raise ValueError(
+            f"arrays: `{name}` of {file.name} must be one run of bytes, got {items.dtype} "
+            f"{items.shape}."
+        )
+    if offsets is None:
+        raise ValueError(f"{rule}, but there are none.")
+    if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
+        raise ValueError(f"{rule}, got {offsets.dtype} {offsets.shape}.")
+    places = offsets.astype(np.int64)
+    if places[0] != 0 or places[-1] > len(items) or (np.diff(places) < 0).any():
+        raise ValueError(f"{rule} ({len(items):,}), got {places[0]:,} to {places[-1]:,}.")
+    return len(offsets) - 1
 
 
 def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: int) -> Listing:
@@ -226,10 +255,15 @@ def _plain_rows(
     def fill(start: int, stop: int) -> Rows:
         rows = np.asarray(items[order[start:stop]])
         if scale is not None:
-            rows = rows.astype(np.float32) * scale.astype(np.float32)
-        rows = rows.reshape(stop - start, *spec.shape)
+            with np.errstate(over="ignore"):
+                rows = rows.astype(np.float32) * scale.astype(np.float32)
+        # Cast here and not in the cache: what is infinite in float32 must be seen.
+        with np.errstate(over="ignore"):
+            rows = rows.reshape(stop - start, *spec.shape).astype(spec.dtype, copy=False)
         if payload == "features" and not np.isfinite(rows).all():
-            raise ValueError("arrays: features must be finite, got NaN or infinity.")
+            raise ValueError(
+                "arrays: features must be finite in float32, got NaN, infinity or beyond 3.4e38."
+            )
         return Rows({payload: rows})
 
     return cached_rows(

@@ -66,8 +66,11 @@ def _from_mat(root: Path) -> Found | None:
     joined = _find(root, "cars_annos.mat")
     if joined:
         content = _mat(joined)
-        rows = [(_text(a["relative_im_path"]), int(a["class"])) for a in _rows(content, joined)]
-        titles = [_text(name) for name in np.ravel(content["class_names"])]
+        rows = [
+            (_text(a["relative_im_path"]), int(a["class"]))
+            for a in _rows(content, joined, "relative_im_path")
+        ]
+        titles = _titles(content, joined)
     else:
         train, test = (
             _find(root, "cars_train_annos.mat"),
@@ -85,10 +88,11 @@ def _from_mat(root: Path) -> Found | None:
         for folder, file in (("cars_train", train), ("cars_test", test)):
             content = _mat(file)
             rows += [
-                (f"{folder}/{_text(a['fname'])}", int(a["class"])) for a in _rows(content, file)
+                (f"{folder}/{_text(a['fname'])}", int(a["class"]))
+                for a in _rows(content, file, "fname")
             ]
         meta = _find(root, "cars_meta.mat")
-        titles = [_text(n) for n in np.ravel(_mat(meta)["class_names"])] if meta else []
+        titles = _titles(_mat(meta), meta) if meta else []
     top = max(label for _, label in rows)
     titles += [str(i + 1) for i in range(len(titles), top)]
     rows.sort(key=lambda row: (row[1], row[0]))
@@ -131,11 +135,17 @@ def _mat(path: Path) -> dict[str, Any]:
         raise ValueError(f"cars196: {path} cannot be read as a .mat file: {error}") from error
 
 
-def _rows(content: dict[str, Any], path: Path) -> Iterator[Any]:
+def _rows(content: dict[str, Any], path: Path, name: str) -> Iterator[Any]:
     rows = np.ravel(content.get("annotations", np.empty(0)))
-    if not len(rows) or rows.dtype.names is None or "class" not in rows.dtype.names:
-        raise ValueError(f"cars196: {path} must hold `annotations` with a `class` each.")
+    if not len(rows) or not {name, "class"} <= set(rows.dtype.names or ()):
+        raise ValueError(f"cars196: {path} must hold `annotations` with `{name}` and `class` each.")
     return iter(rows)
+
+
+def _titles(content: dict[str, Any], path: Path) -> list[str]:
+    if "class_names" not in content:
+        raise ValueError(f"cars196: {path} must hold `class_names`, but it does not.")
+    return [_text(name) for name in np.ravel(content["class_names"])]
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainables.data.cache import Progress
 from trainables.data.dataset import Dataset
-from trainables.data.listing import Listing, existing_folder, needed_file, read_listing
+from trainables.data.listing import Listing, existing_folder, lines_of, needed_file, read_listing
 
 COUNTS = {"train": 5864, "test": 5924}
 TRAIN_CLASSES = 100
@@ -35,6 +35,12 @@ def read_cub200(
             f"and {len(unknown) - 1:,} more of images.txt."
         )
     ids = sorted(files, key=int)
+    wrong = next((i for i in ids if not classes[i].isdecimal() or int(classes[i]) < 1), None)
+    if wrong is not None:
+        raise ValueError(
+            "cub200: image_class_labels.txt must give each image a whole class number from 1, "
+            f"got {classes[wrong]!r} for image {wrong}."
+        )
     labels = np.array([int(classes[i]) - 1 for i in ids], dtype=np.int64)
     listing = Listing(
         root=root / "images",
@@ -58,13 +64,15 @@ def read_cub200(
 def _pairs(path: Path) -> dict[str, str]:
     """Lines "key value" as a dictionary."""
     pairs = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines_of("cub200", path), start=1):
         if not line.strip():
             continue
         words = line.split(maxsplit=1)
         if len(words) != 2 or not words[0].isdigit():
-            raise ValueError(f"{path.name}, line {number}: expected 'id value', got {line!r}.")
+            raise ValueError(
+                f"cub200: {path.name}, line {number}: expected 'id value', got {line!r}."
+            )
         pairs[words[0]] = words[1].strip()
     if not pairs:
-        raise ValueError(f"{path} is empty.")
+        raise ValueError(f"cub200: {path} is empty.")
     return pairs

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainables.data.cache import Progress
 from trainables.data.dataset import Dataset
-from trainables.data.listing import Listing, existing_folder, needed_file, read_listing
+from trainables.data.listing import Listing, existing_folder, lines_of, needed_file, read_listing
 
 COUNTS = {"train": 25882, "query": 14218, "gallery": 12612}
 PARTITIONS = ("list_eval_partition.txt", "Eval/list_eval_partition.txt")
@@ -52,7 +52,7 @@ def read_inshop(
 def _lines(path: Path) -> list[tuple[str, str, str]]:
     """(picture, item, side) of each line, training items first; two header lines are skipped."""
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines_of("inshop", path), start=1):
         words = line.split()
         if len(words) <= 1 or words[0] == "image_name":
             continue

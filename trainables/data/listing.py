@@ -18,7 +18,7 @@ from trainables.data.pictures import FITS, BadPictureError, Fit, decode
 from trainables.names import unknown_name
 
 ON_BAD_IMAGE = ("refuse", "skip")
-VERSION = 1  # raise when decoding changes
+VERSION = 2  # raise when decoding changes
 SHOWN = 5  # paths in a message
 
 
@@ -229,6 +229,16 @@ def needed_file(dataset: str, folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise ValueError(f"{dataset}: {folder} must hold {' or '.join(names)}, but it does not.")
+
+
+def lines_of(dataset: str, path: Path) -> list[str]:
+    """The lines of a list file, which must be UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{dataset}: {path} must be UTF-8 text, but byte {error.start:,} is not."
+        ) from error
 
 
 def _bad_text(rows: CachedRows, names: Sequence[str]) -> str:

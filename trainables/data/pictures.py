@@ -72,7 +72,9 @@ def _remark(image: Image.Image) -> str:
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
-        high = 65535 if values.max(initial=0) > 255 else 255
+        # "I;16" says 16 bits, however dark the picture; 32-bit "I" does not say what is white.
+        sixteen = image.mode != "I" or values.max(initial=0) > 255
+        high = 65535 if sixteen else 255
         return Image.fromarray((values.clip(0, high) * 255 // high).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise BadPictureError("float pixels have no agreed range")

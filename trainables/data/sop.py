@@ -8,7 +8,7 @@ import numpy as np
 
 from trainables.data.cache import Progress
 from trainables.data.dataset import Dataset
-from trainables.data.listing import Listing, existing_folder, needed_file, read_listing
+from trainables.data.listing import Listing, existing_folder, lines_of, needed_file, read_listing
 
 COUNTS = {"train": 59551, "test": 60502}
 
@@ -56,7 +56,7 @@ def read_sop(
 def _lines(path: Path) -> list[tuple[str, str]]:
     """(picture, product) of each line "image_id class_id super_class_id path"."""
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines_of("sop", path), start=1):
         words = line.split(maxsplit=3)
         if not words or words[0] == "image_id":
             continue

@@ -55,6 +55,13 @@ def test_sixteen_bit_keeps_its_range(tmp_path: Path) -> None:
     assert abs(int(pixels[0, 32, 0]) - 130) <= 2
 
 
+def test_a_dark_sixteen_bit_picture_stays_dark(tmp_path: Path) -> None:
+    Image.fromarray(np.full((32, 32), 200, dtype=np.uint16)).save(tmp_path / "dark.png")
+    pixels, remark = decode(tmp_path / "dark.png", size=16, fit="crop")
+    assert remark == "16-bit"
+    assert pixels.max() == 0
+
+
 @pytest.mark.parametrize(("orientation", "red_side"), [(1, "top"), (3, "bottom"), (6, "right")])
 def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, red_side: str) -> None:
     exif = Image.Exif()

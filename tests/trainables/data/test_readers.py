@@ -14,6 +14,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from trainables.data import DATASETS, Dataset, load_dataset
+from trainables.data.arrays import holds_features
 
 Paint = Callable[..., Path]
 
@@ -354,7 +355,10 @@ def test_arrays_of_encoded_pictures(tmp_path: Path) -> None:
     assert dataset.test.items.shape == (4, 20, 20, 3)
 
 
-GOOD = {"images": np.zeros((8, 4, 4), np.uint8), "labels": np.repeat(np.arange(4), 2)}
+GOOD: dict[str, Any] = {
+    "images": np.zeros((8, 4, 4), np.uint8),
+    "labels": np.repeat(np.arange(4), 2),
+}
 
 
 @pytest.mark.parametrize(
@@ -373,6 +377,23 @@ GOOD = {"images": np.zeros((8, 4, 4), np.uint8), "labels": np.repeat(np.arange(4
         ({}, {"query": "nothing=1"}, "query must be KEY=VALUE"),
         ({}, {"query": "labels=99"}, "makes 0 of 8 items"),
         ({"images": None, "features": np.full((8, 2), np.nan)}, {}, "features must be finite"),
+        ({"images": None, "features": np.full((8, 2), 1e39)}, {}, "finite in float32"),
+        (
+            {"images": None, "features": np.ones((8, 2)), "scale": np.ones(3)},
+            {},
+            "`scale` of a.npz must be 2 numbers",
+        ),
+        ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.arange(0)}, {}, "got none"),
+        (
+            {"images": None, "png": np.zeros(9, np.uint8), "offsets": np.arange(0)},
+            {},
+            r"`png` of a.npz needs `offsets` \(N \+ 1,\)",
+        ),
+        (
+            {"images": None, "png": np.zeros(9, np.uint8), "offsets": np.array([0, 7, 3, 9])},
+            {},
+            "rise from 0 to its length",
+        ),
     ],
 )
 def test_wrong_arrays_are_refused(
@@ -382,6 +403,53 @@ def test_wrong_arrays_are_refused(
     np.savez(tmp_path / "a.npz", **content)
     with pytest.raises(ValueError, match=message):
         load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"), **options)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.98])
+def test_a_truncated_file_is_one_clear_line(tmp_path: Path, share: float) -> None:
+    whole, cut = tmp_path / "whole.npz", tmp_path / "cut.npz"
+    np.savez_compressed(whole, images=GOOD["images"], labels=GOOD["labels"])
+    content = whole.read_bytes()
+    cut.write_bytes(content[: int(len(content) * share)])
+    assert not holds_features(str(cut))
+    with pytest.raises(ValueError, match=r"arrays: .*cut.npz cannot be read: ") as caught:
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(cut))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    labels = np.repeat(np.arange(4), 2)
+    np.savez_compressed(
+        path, images=np.arange(8 * 256, dtype=np.uint8).reshape(8, 16, 16), labels=labels
+    )
+    content = bytearray(path.read_bytes())
+    content[60:90] = b"\xff" * 30
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a.npz cannot be read: ") as caught:
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_list_files_are_one_clear_line(tmp_path: Path, paint: Paint) -> None:
+    folder = cub(tmp_path / "cub", paint) / "CUB_200_2011"
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(folder)}
+    labels = folder / "image_class_labels.txt"
+    good = labels.read_text()
+    for value in ("two", "1.5", "0"):
+        labels.write_text(good.replace("1 1\n", f"1 {value}\n", 1))
+        with pytest.raises(ValueError, match=f"whole class number from 1, got '{value}' for image"):
+            load_dataset("cub200", **options)
+    labels.write_text(good)
+    (folder / "classes.txt").write_bytes("1 Gr\xfcnfink\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"cub200: .*classes.txt must be UTF-8 text, but byte 4"):
+        load_dataset("cub200", **options)
+
+
+def test_cars196_without_class_names_says_so(tmp_path: Path, paint: Paint) -> None:
+    savemat(tmp_path / "cars_annos.mat", {"annotations": annotated([("a", 1)], "relative_im_path")})
+    with pytest.raises(ValueError, match=r"cars_annos.mat must hold `class_names`"):
+        load_dataset("cars196", cache_dir=tmp_path / "c", path=str(tmp_path))
 
 
 def test_pickles_in_arrays_are_not_loaded(tmp_path: Path) -> None:
