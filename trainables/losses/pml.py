@@ -15,8 +15,16 @@ from trainables.losses.proxy_loss import Setup, check_batch
 
 PREFIX = "pml:"
 
-# Filled in from the data set and the embedding, not by a user.
-_CLASSES, _DIM = "num_classes", "embedding_size"
+# Filled in from the data set and the embedding where the library requires them, not by a user.
+_CLASSES = ("num_classes",)
+_DIM = ("embedding_size", "descriptors_dim")
+
+_WRAPPED = ("loss", "losses")  # arguments that are losses themselves
+_UNFIT = {
+    "GenericPairLoss": "it is the base of other losses",
+    "ManifoldLoss": "it uses no labels",
+    "VICRegLoss": "it compares two views of each image and uses no labels",
+}
 
 
 class PmlLoss(nn.Module):
@@ -40,14 +48,14 @@ def build_pml(name: str, setup: Setup, knobs: dict[str, Any]) -> PmlLoss:
         ValueError: The library is missing, has no such loss, or refuses the arguments.
     """
     cls = _class(name)
-    given = {_CLASSES: setup.n_classes, _DIM: setup.dim}
+    sizes = dict.fromkeys(_CLASSES, setup.n_classes) | dict.fromkeys(_DIM, setup.dim)
     own = inspect.signature(cls.__init__).parameters
     # A sampler may give 4.0 for what the library takes as a count.
     knobs = {
         k: int(v) if type(own[k].default) is int and v == int(v) else v for k, v in knobs.items()
     }
     try:
-        loss = cls(**{k: v for k, v in given.items() if k in own}, **knobs)
+        loss = cls(**{k: sizes[k] for k in _required(cls) if k in sizes}, **knobs)
     except (TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"{name} refuses {knobs}: {error}") from error
     return PmlLoss(setup, loss)
@@ -61,16 +69,31 @@ def pml_knobs(name: str) -> dict[str, KnobInfo]:
     knobs = {}
     for parameter in list(inspect.signature(_class(name).__init__).parameters.values())[1:]:
         default, required = parameter.default, parameter.default is inspect.Parameter.empty
-        if parameter.name in (_CLASSES, _DIM) or parameter.kind in (
-            inspect.Parameter.VAR_KEYWORD,
-            inspect.Parameter.VAR_POSITIONAL,
-        ):
+        if parameter.name in (*_CLASSES, *_DIM) or parameter.kind in _REST:
             continue
         if not (required or isinstance(default, bool | int | float | str)):
             continue
         kind = type(default) if isinstance(default, bool | str) else float
         knobs[parameter.name] = KnobInfo(kind, required, None if required else default)
     return knobs
+
+
+_REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def _required(cls: type[nn.Module]) -> set[str]:
+    """Arguments a constructor requires, those included that it hands on to its bases."""
+    seen: dict[str, bool] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or base is nn.Module:
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        for p in parameters:
+            if p.kind not in _REST:
+                seen.setdefault(p.name, p.default is inspect.Parameter.empty)
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+            break
+    return {name for name, required in seen.items() if required}
 
 
 def _class(name: str) -> type[nn.Module]:
@@ -88,6 +111,11 @@ def _class(name: str) -> type[nn.Module]:
             f"pytorch-metric-learning has no loss {title!r}; {hint}known: {', '.join(names)}."
         )
     found: type[nn.Module] = getattr(known, title)
+    reason = _UNFIT.get(title)
+    if _required(found).intersection(_WRAPPED):
+        reason = "it wraps a loss object, which a name cannot give"
+    if reason is not None:
+        raise ValueError(f"{name} cannot be used here: {reason}.")
     return found
 
 

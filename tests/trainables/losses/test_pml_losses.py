@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from trainables.losses import build_loss, loss_knobs
 
-pytest.importorskip("pytorch_metric_learning")
+pml_losses = pytest.importorskip("pytorch_metric_learning.losses")
 
 Batch = tuple[Tensor, Tensor]
 
@@ -40,6 +41,58 @@ def test_knobs_are_the_constructor_s() -> None:
     assert loss_knobs("pml:MarginLoss")["learn_beta"].type is bool
     with pytest.raises(ValueError, match=r"unknown knob 'gama'.*did you mean 'gamma'"):
         build_loss("pml:SoftTripleLoss", n_classes=7, dim=5, gama=1.0)
+
+
+NEEDED: dict[str, dict[str, Any]] = {"RankedListLoss": {"margin": 0.4, "Tn": 10.0}}
+REFUSED = {
+    "CrossBatchMemory": "wraps a loss object",
+    "SelfSupervisedLoss": "wraps a loss object",
+    "MultipleLosses": "wraps a loss object",
+    "GenericPairLoss": "base of other losses",
+    "ManifoldLoss": "uses no labels",
+    "VICRegLoss": "two views",
+}
+NAMES = sorted(
+    name
+    for name, value in vars(pml_losses).items()
+    if isinstance(value, type)
+    and issubclass(value, torch.nn.Module)
+    and not name.startswith("Base")
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_class_of_the_library_trains_or_is_refused(name: str) -> None:
+    if name in REFUSED:
+        for use in (loss_knobs, lambda n: build_loss(n, n_classes=4, dim=6)):
+            with pytest.raises(ValueError, match=f"pml:{name} cannot be used.*{REFUSED[name]}"):
+                use(f"pml:{name}")
+        return
+    torch.manual_seed(0)
+    loss = build_loss(f"pml:{name}", n_classes=4, dim=6, **NEEDED.get(name, {}))
+    x = torch.randn(12, 6, requires_grad=True)
+    loss(x, torch.arange(12) % 4).backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert x.grad.abs().sum() > 0
+
+
+def test_sizes_reach_the_constructors_of_bases() -> None:
+    shapes = {
+        name: [tuple(p.shape) for p in build_loss(name, n_classes=7, dim=5).parameters()]
+        for name in ("pml:CosFaceLoss", "pml:SubCenterArcFaceLoss", "pml:P2SGradLoss")
+    }
+    assert shapes == {
+        "pml:CosFaceLoss": [(5, 7)],
+        "pml:SubCenterArcFaceLoss": [(5, 21)],
+        "pml:P2SGradLoss": [(5, 7)],
+    }
+
+
+def test_an_optional_number_of_classes_is_not_filled_in() -> None:
+    # With it, the boundary would be one number per class.
+    loss = build_loss("pml:MarginLoss", n_classes=7, dim=5, learn_beta=True)
+    assert [p.numel() for p in loss.parameters()] == [1]
 
 
 def test_unknown_class_names_the_nearest() -> None:
