@@ -175,15 +175,38 @@ def test_proxies_start_the_same_whoever_holds_them(n_classes: int) -> None:
 
 def test_drawn_classes_are_the_same_whoever_holds_them() -> None:
     labels = torch.tensor([3, 8999, 4096])
-    whole = sampled(labels, slice(0, 9000), 0.2, seed=(1, 2))
+    whole = sampled(labels, 9000, slice(0, 9000), 0.2, seed=(1, 2))
     parts = []
     for rank in range(3):
         own = share(9000, rank, 3)
-        parts.append(sampled(labels, own, 0.2, seed=(1, 2)) + own.start)
+        parts.append(sampled(labels, 9000, own, 0.2, seed=(1, 2)) + own.start)
     assert torch.equal(torch.cat(parts), whole)
     assert set(labels.tolist()) <= set(whole.tolist())
     assert len(whole) == pytest.approx(1800, rel=0.1)
-    assert not torch.equal(whole, sampled(labels, slice(0, 9000), 0.2, seed=(1, 3)))
+    assert not torch.equal(whole, sampled(labels, 9000, slice(0, 9000), 0.2, seed=(1, 3)))
+
+
+@pytest.mark.parametrize("name", ["proxy_nca", "proxy_anchor", "norm_softmax"])
+def test_a_batch_of_one_class_is_compared_with_some_other(name: str) -> None:
+    points: dict[str, dict[str, Any]] = {
+        "proxy_nca": {"scale": 3.0},
+        "proxy_anchor": {"alpha": 32.0, "delta": 0.1},
+        "norm_softmax": {"temperature": 0.1},
+    }
+    loss = build_loss(name, n_classes=6, dim=4, negative_share=0.01, **points[name])
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for step in range(20):
+        reseed(loss, step)
+        assert bool(loss(x, torch.tensor([5, 5, 5])).isfinite()), step
+    for seed in range(20):
+        labels = torch.tensor([4, 4])
+        whole = sampled(labels, 9, slice(0, 9), 0.01, seed=(seed, 1))
+        parts = [
+            sampled(labels, 9, share(9, rank, 2), 0.01, seed=(seed, 1)) + share(9, rank, 2).start
+            for rank in range(2)
+        ]
+        assert len(whole) >= 2
+        assert torch.equal(torch.cat(parts), whole)
 
 
 def test_a_share_of_the_negatives_is_the_loss_over_the_drawn_classes() -> None:
@@ -192,7 +215,7 @@ def test_a_share_of_the_negatives_is_the_loss_over_the_drawn_classes() -> None:
     few = build_loss("norm_softmax", n_classes=40, dim=4, temperature=0.1, negative_share=0.3)
     few.double()
     reseed(few, 5)
-    kept = sampled(labels, slice(0, 40), 0.3, seed=(5, 1))
+    kept = sampled(labels, 40, slice(0, 40), 0.3, seed=(5, 1))
     small = build_loss("norm_softmax", n_classes=len(kept), dim=4, temperature=0.1).double()
     small.load_state_dict({"proxies": few.state_dict()["proxies"][kept]})
     value = few(x, labels)

@@ -65,15 +65,21 @@ def fetch(proxies: Tensor, classes: Tensor, own: slice, world: World) -> Tensor:
     return share_gradient(world, sum_shares(world, rows))
 
 
-def sampled(labels: Tensor, own: slice, negative_share: float, *, seed: tuple[int, int]) -> Tensor:
+def sampled(
+    labels: Tensor, n_classes: int, own: slice, negative_share: float, *, seed: tuple[int, int]
+) -> Tensor:
     """The classes of `own` that count: those of the batch, and a random share of the others.
 
-    Counted from the start of `own`, ascending. Which are drawn does not depend on `own`.
+    Counted from the start of `own`, ascending. Which are drawn does not depend on `own`. A batch
+    of one class is compared with at least one other, or there would be nothing to compare.
     """
     kept = np.empty(own.stop - own.start, dtype=np.bool_)
     for chunk, rows, target in _chunks(own):
         kept[target] = np.random.default_rng([*seed, chunk]).random(_CHUNK)[rows] < negative_share
     known = labels.detach().cpu().numpy()
+    if n_classes > 1 and len(np.unique(known)) == 1:
+        step = np.random.default_rng([*seed, n_classes]).integers(1, n_classes)
+        known = np.append(known, (known[0] + step) % n_classes)
     present = known[(known >= own.start) & (known < own.stop)] - own.start
     kept[present] = True
     return torch.from_numpy(np.flatnonzero(kept)).to(labels.device)

@@ -137,7 +137,8 @@ class ProxyLoss(nn.Module):
         if self.negative_share == 1:
             return labels, self.proxies, self.n_classes
         self._steps += 1
-        kept = sampled(labels, self._own, self.negative_share, seed=(self._seed, self._steps))
+        seed = (self._seed, self._steps)
+        kept = sampled(labels, self.n_classes, self._own, self.negative_share, seed=seed)
         own = (labels >= self._own.start) & (labels < self._own.stop)
         places = torch.searchsorted(kept, labels - self._own.start) + self._own.start
         number = torch.tensor(len(kept), device=labels.device)
