@@ -37,7 +37,7 @@ def am_softmax(
 ) -> ProxyLoss:
     """Cross-entropy of gamma (cos - m [own class])."""
     head = ClassHead(
-        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio),
+        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio, knob="gamma"),
         positive=CosineMargin(m),
         label_smoothing=label_smoothing,
         budget=setup.budget,

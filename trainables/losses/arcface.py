@@ -51,7 +51,7 @@ def arcface(
 ) -> ProxyLoss:
     """Cross-entropy of gamma cos(angle + m [own class])."""
     head = ClassHead(
-        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio),
+        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio, knob="gamma"),
         positive=AngularMargin(m),
         label_smoothing=label_smoothing,
         budget=setup.budget,

@@ -139,10 +139,37 @@ def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
 
 def inverse_norms(vectors: Tensor) -> Tensor:
     """1 / length of each row; 0 for a zero vector, which then has no direction and no gradient."""
-    norms = torch.linalg.vector_norm(vectors, dim=-1)
+    norms = _norms(vectors)
     # A zero vector has the gradient zero: it is a constant to the choice, so 1 / 0 stays out.
-    inverse: Tensor = norms.masked_fill(norms == 0, torch.inf).reciprocal()
+    tiny = torch.finfo(norms.dtype).tiny
+    inverse: Tensor = norms.masked_fill(norms < tiny, torch.inf).reciprocal()
     return inverse
+
+
+def unit_rows(vectors: Tensor) -> Tensor:
+    """Rows of length one, differentiable at any finite length; a zero row stays zero."""
+    # Only directions count, so a factor per row is a constant; it keeps 1 / length^2, which
+    # backward needs, within range.
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
+    vectors = vectors / largest.masked_fill(largest == 0, 1.0)
+    return vectors * inverse_norms(vectors)[..., None]
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    """Lengths of rows, also where their float32 squares leave the range (1e19 or 1e-19)."""
+    if vectors.dtype == torch.float32 and vectors.device.type != "cpu":
+        # In float64 nothing leaves the range, and nobody waits for the device to say so.
+        wide_norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+        return wide_norms.to(torch.float32)
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    info = torch.finfo(norms.dtype)
+    low, high = (info.tiny / info.eps**2) ** 0.5, (info.max * info.eps) ** 0.5
+    if bool(((norms.detach() > low) & (norms.detach() < high)).all()):
+        return norms
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
+    largest = largest.masked_fill(largest == 0, 1.0)
+    scaled: Tensor = torch.linalg.vector_norm(vectors / largest, dim=-1)
+    return scaled * largest[..., 0]
 
 
 def own_similarities_fit(

@@ -38,7 +38,7 @@ def circle(
 ) -> ProxyLoss:
     """log(1 + sum_j exp(gamma a_n (s_n - m)) exp(-gamma a_p (s_p - 1 + m)))."""
     head = ClassHead(
-        Scale(gamma),
+        Scale(gamma, knob="gamma"),
         rule=Rule(circle_margin=m),
         positive=CirclePositive(m),
         label_smoothing=label_smoothing,

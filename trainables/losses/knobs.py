@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,12 @@ def check_knobs(loss: str, known: Mapping[str, KnobInfo], given: Mapping[str, An
 
 def _fits(info: KnobInfo, value: Any) -> bool:
     if info.type is bool:
-        return isinstance(value, bool)
+        return isinstance(value, bool | np.bool_)
     if info.type is str:
         return isinstance(value, str) and (not info.choices or value in info.choices)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return False
-    return info.type is float or value == int(value)
+    return math.isfinite(value) and (info.type is float or float(value).is_integer())
 
 
 def _rule(info: KnobInfo) -> str:

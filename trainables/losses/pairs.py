@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import compute_dtype, full_precision, inverse_norms
+from trainables.losses.blocks import compute_dtype, full_precision, unit_rows
 
 
 class Pairs(NamedTuple):
@@ -27,8 +27,7 @@ def pairs_of(labels: Tensor) -> Pairs:
 
 def unit(embeddings: Tensor) -> Tensor:
     """Rows of length one, in at least float32; a zero row stays zero."""
-    x = embeddings.to(compute_dtype(embeddings))
-    return x * inverse_norms(x)[:, None]
+    return unit_rows(embeddings.to(compute_dtype(embeddings)))
 
 
 def cosines(embeddings: Tensor) -> Tensor:
@@ -55,9 +54,12 @@ def distances(embeddings: Tensor) -> Tensor:
     x = unit(embeddings)
     squared = 2.0 - 2.0 * _products(x)
     close = (squared < _CLOSE).fill_diagonal_(False)
-    if close.any():
-        first, second = torch.nonzero(close, as_tuple=True)
-        exact = (x[first] - x[second]).square().sum(dim=1)
-        squared = squared.index_put((first, second), exact)
-    apart = (squared > 0).fill_diagonal_(False)
-    return squared.masked_fill(~apart, 1.0).sqrt() * apart
+    apart = (squared > 0).fill_diagonal_(False) & ~close
+    far = squared.masked_fill(~apart, 1.0).sqrt() * apart
+    rows = close.any(dim=1).nonzero()[:, 0]
+    if not len(rows):
+        return far
+    # Differences are summed as they are made: gathered, they would be (pairs, dim) numbers.
+    with full_precision(x):
+        near = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
+    return far.index_add(0, rows, near * close[rows])

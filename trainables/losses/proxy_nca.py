@@ -24,6 +24,8 @@ def proxy_nca(
     """scale d^2(own) + log sum over the other classes of exp(-scale d^2); may be negative."""
     if setup.n_classes < 2:
         raise ValueError("proxy_nca compares with other classes: `n_classes >= 2` must hold.")
+    if not scale > 0:
+        raise ValueError(f"`scale > 0` must hold, but got {scale}.")
     head = ClassHead(
         # -scale d^2 = 2 scale cos - 2 scale, and the constant cancels.
         Scale(2.0 * scale, mode=temperature_mode, ratio=anneal_ratio),

@@ -209,5 +209,5 @@ def _parse(name: str) -> tuple[str, bool]:
 
 
 def _plain(info: KnobInfo, value: Any) -> Any:
-    """Whole numbers as int, as a sampler may give 4.0."""
-    return int(value) if info.type is int else value
+    """Numbers as Python's own: int for a count, where a sampler may give 4.0, else float."""
+    return info.type(value) if info.type in (int, float, bool) else value

@@ -23,12 +23,20 @@ class Scale(nn.Module):
             and the scale stays positive; "annealed" rises geometrically from `value / ratio` at
             the start of training to `value` at its end.
         ratio: How many times hotter an annealed temperature starts.
+        knob: What a user calls it.
     """
 
-    def __init__(self, value: float, *, mode: ScaleMode = "fixed", ratio: float = 4.0) -> None:
+    def __init__(
+        self,
+        value: float,
+        *,
+        mode: ScaleMode = "fixed",
+        ratio: float = 4.0,
+        knob: str = "scale",
+    ) -> None:
         super().__init__()
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"`scale > 0` (a finite number) must hold, but got {value}.")
+            raise ValueError(f"`{knob} > 0` (a finite number) must hold, but got {value}.")
         if mode not in ("fixed", "learned", "annealed"):
             raise ValueError(
                 f"`temperature_mode` must be fixed, learned or annealed, but got {mode!r}."

@@ -51,7 +51,7 @@ def soft_triple(
     if not tau >= 0:
         raise ValueError(f"`tau >= 0` must hold, but got {tau}.")
     head = ClassHead(
-        Scale(lambda_),
+        Scale(lambda_, knob="lambda_"),
         rule=Rule(centre_temperature=gamma, with_spread=tau > 0 and centers > 1),
         positive=CosineMargin(delta),
         label_smoothing=label_smoothing,

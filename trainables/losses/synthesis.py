@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainables.losses.blocks import Segment, compute_dtype, inverse_norms
+from trainables.losses.blocks import Segment, compute_dtype, unit_rows
 
 Path = Literal["linear", "spherical"]
 Draw = Literal["batch", "sample"]
@@ -119,12 +119,12 @@ class Synthesis(nn.Module):
     def interpolate(self, a: Tensor, b: Tensor, place: Tensor) -> Tensor:
         """`place` of a and the rest of b, along the chosen path (`place` broadcasts)."""
         if self.on_sphere:
-            a, b = _unit(a), _unit(b)
-            return _unit(_mix(a, b, place) if self.path == "linear" else _slerp(a, b, place))
+            a, b = unit_rows(a), unit_rows(b)
+            return unit_rows(_mix(a, b, place) if self.path == "linear" else _slerp(a, b, place))
         if self.path == "linear":
             return _mix(a, b, place)
         length = _mix(a.norm(dim=-1, keepdim=True), b.norm(dim=-1, keepdim=True), place)
-        return _unit(_slerp(_unit(a), _unit(b), place)) * length
+        return unit_rows(_slerp(unit_rows(a), unit_rows(b), place)) * length
 
 
 class _TakeRows(torch.autograd.Function):
@@ -155,10 +155,6 @@ class _TakeRows(torch.autograd.Function):
 
 def _indices(values: NDArray[np.int64], like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like.device)
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors * inverse_norms(vectors)[..., None]
 
 
 def _mix(a: Tensor, b: Tensor, place: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -341,6 +342,36 @@ def test_knobs_are_described_and_checked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_numbers_of_any_kind_are_taken(name: str, random_batch: Batch) -> None:
+    known = loss_knobs(name)
+    kinds: list[Callable[[float], Any]] = [int, float, np.int64, np.float32]
+    values = []
+    for kind in kinds:
+        given = {k: kind(1) for k, info in known.items() if info.type in (int, float)}
+        given |= {k: value for k, value in (("label_smoothing", kind(0)),) if k in known}
+        if "learn_beta" in known:
+            given["learn_beta"] = np.bool_(True)
+        loss = build_loss(name, n_classes=7, dim=5, **given).double()
+        reseed(loss, 3)
+        values.append(float(loss(*random_batch).detach()))
+    assert values == [values[0]] * len(kinds)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if loss_info(name).on_sphere])
+@pytest.mark.parametrize("factor", [1e-25, 1e-19, 1e19, 1e25])
+def test_any_finite_length_in_float32(
+    name: str, factor: float, make_loss: Make, random_batch: Batch
+) -> None:
+    loss = make_loss(name, dtype=torch.float32)
+    x, y = random_batch[0].float(), random_batch[1]
+    value, slope, *proxies = gradients(loss, x, y)
+    far, far_slope, *far_proxies = gradients(loss, x * factor, y)
+    torch.testing.assert_close(far, value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(far_slope.double() * factor, slope.double(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(far_proxies, proxies, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_wrong_batches_are_refused(name: str, make_loss: Make) -> None:
     loss = make_loss(name, n_classes=3, dim=4, dtype=torch.float32)
     x, y = torch.ones(2, 4), torch.tensor([0, 1])
@@ -376,6 +407,11 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         ("norm_softmax", {"temperature": 0.1, "label_smoothing": 1.0}, "label_smoothing < 1"),
         ("norm_softmax", {"temperature": 0.1, "anneal_ratio": 0.5}, "anneal_ratio >= 1"),
         ("arcface", {"gamma": 64.0, "m": 28.6}, "radians"),
+        ("arcface", {"gamma": -1.0, "m": 0.1}, "`gamma > 0`.*-1"),
+        ("am_softmax", {"gamma": -1.0, "m": 0.1}, "`gamma > 0`.*-1"),
+        ("unified", {"gamma": -1.0, "m": 0.1}, "`gamma > 0`.*-1"),
+        ("circle", {"gamma": -1.0, "m": 0.1}, "`gamma > 0`.*-1"),
+        ("proxy_nca", {"scale": -1.0}, "`scale > 0`.*-1"),
         ("circle_pair", {"gamma": 80.0, "m": 0.4, "reduction": "sum"}, "one of"),
         ("triplet", {"margin": 0.1, "mining": "soft"}, "one of"),
         ("margin", {"margin": 0.1, "learn_beta": 1}, "true or false"),
