@@ -7,7 +7,7 @@ must not be ranked against each other: the gap between two of them is the noise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from search_spaces.space import Value
@@ -73,7 +73,9 @@ def canonical(loss: str, point: Mapping[str, Value]) -> Canonical | None:
 
 
 def aliases(
-    losses: Sequence[str], fixed: Mapping[str, Mapping[str, Value]] | None = None
+    losses: Sequence[str],
+    fixed: Mapping[str, Mapping[str, Value]] | None = None,
+    searched: Mapping[str, Collection[str]] | None = None,
 ) -> list[tuple[str, ...]]:
     """Groups of two or more of the losses that are one function of different knobs.
 
@@ -81,23 +83,25 @@ def aliases(
         losses: Names as in a study, `HOST+synthesis` included.
         fixed: Per loss, the knobs the study holds at a value; a margin held at 0 makes a margin
             loss the plain one.
+        searched: Per loss, the knobs the study varies: such a knob is at no one value.
 
     Returns:
         Groups in the order of `losses`; a loss without an alias is in none.
     """
     groups: dict[object, list[str]] = {}
     for loss in losses:
-        key = _class_of(loss, (fixed or {}).get(loss, {}))
+        key = _class_of(loss, (fixed or {}).get(loss, {}), (searched or {}).get(loss, ()))
         if key is not None:
             groups.setdefault(key, []).append(loss)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _class_of(loss: str, fixed: Mapping[str, Value]) -> object | None:
+def _class_of(loss: str, fixed: Mapping[str, Value], searched: Collection[str]) -> object | None:
     """A key shared by exactly the losses that are one function at all points left free."""
     host = loss.removesuffix(SUFFIX)
     rest = {k: v for k, v in fixed.items() if k in _NEUTRAL and v != _NEUTRAL[k]}
-    common = (host != loss, tuple(sorted(rest.items())))
+    varied = tuple(sorted(set(searched) & set(_NEUTRAL)))
+    common = (host != loss, tuple(sorted(rest.items())), varied)
     if host in _WITHOUT_MARGIN or (host in (*_COSINE_MARGIN, "arcface") and fixed.get("m") == 0):
         return ("no margin", *common)
     if host in _COSINE_MARGIN:

@@ -132,7 +132,8 @@ def noise_floor(
     `loss`, `other`, `validation` and `test` differences (absolute).
     """
     fixed = {loss: space.fixed for loss, space in table.spaces.items()}
-    groups = aliases or same_function(list(table.spaces), fixed)
+    searched = {loss: list(space.searched) for loss, space in table.spaces.items()}
+    groups = aliases or same_function(list(table.spaces), fixed, searched)
     rows = []
     for group in groups:
         for a, b in combinations([name for name in group if name in table.spaces], 2):

@@ -65,7 +65,8 @@ def lint_spaces(
             rows.append((loss, "", "published out of range", message))
         rows += [(loss, "", *found) for found in _lint_budget(space, trials, sobol)]
     fixed = {loss: space.fixed for loss, space in spaces.items()}
-    for group in aliases if aliases is not None else same_function(list(spaces), fixed):
+    searched = {loss: list(space.searched) for loss, space in spaces.items()}
+    for group in aliases if aliases is not None else same_function(list(spaces), fixed, searched):
         for a, b in combinations([name for name in group if name in spaces], 2):
             message = f"{a} and {b} are one function: compare them for the noise, do not rank them."
             rows.append((a, "", "alias", message))
@@ -106,13 +107,12 @@ def _lint_knob(space: Space, knob: str, distribution: object) -> list[tuple[str,
                 "scale: nine tenths of the trials fall into the last one. Use a log scale."
             )
             out.append(("linear over decades", message))
-        for point in space.published:
-            place = float(to_unit(distribution, [point.values[knob]])[0])
+        # Several published points may share a value: it is said once.
+        for value in dict.fromkeys(float(point.values[knob]) for point in space.published):
+            place = float(to_unit(distribution, [value])[0])
             edge = 0.02 if isinstance(distribution, FloatDistribution) else -1.0
             if place <= edge or place >= 1 - edge:
-                message = (
-                    f"The published value {point.values[knob]:g} sits on a bound of the range."
-                )
+                message = f"The published value {value:g} sits on a bound of the range."
                 out.append(("published on a bound", message))
     return out
 

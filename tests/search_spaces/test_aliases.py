@@ -49,6 +49,14 @@ def test_smoothing_on_one_side_parts_them() -> None:
     assert aliases(losses, both) == [tuple(losses)]
 
 
+def test_smoothing_searched_on_one_side_parts_them() -> None:
+    losses = ["norm_softmax", "proxy_nca_pp"]
+    searched = {"norm_softmax": ["temperature", "label_smoothing"], "proxy_nca_pp": ["temperature"]}
+    assert aliases(losses, searched=searched) == []
+    searched["proxy_nca_pp"].append("label_smoothing")
+    assert aliases(losses, searched=searched) == [tuple(losses)]
+
+
 @pytest.mark.parametrize("loss", SPACES)
 def test_losses_of_no_such_form(loss: str) -> None:
     point = get_space(loss).published[0].values

@@ -329,9 +329,17 @@ def test_lint_of_spaces() -> None:
     assert found >= {"coupled knobs", "budget too small", "too few space-filling trials"}
     edge = replace(logged, published=(Published("", {"lr": 1e-1, "n": 2}),))
     assert "published on a bound" in _rules(lint.lint_spaces({"a": edge}))
+    shared = replace(edge, published=(*edge.published, Published("again", {"lr": 1e-1, "n": 3})))
+    bounds = lint.lint_spaces({"a": shared})
+    assert len(bounds[bounds["rule"] == "published on a bound"]) == 1
     twins = {n: replace(logged, loss=n) for n in ("norm_softmax", "proxy_nca_pp")}
     assert "alias" in _rules(lint.lint_spaces(twins))
     assert any("one function" in line for line in lint.lint_plan(twins, trials=40, sobol=16))
+    smoothed = replace(
+        _space(lr=FloatDistribution(1e-5, 1e-1), label_smoothing=FloatDistribution(0.0, 0.2)),
+        loss="norm_softmax",
+    )
+    assert "alias" not in _rules(lint.lint_spaces({**twins, "norm_softmax": smoothed}))
 
 
 def test_lint_of_results() -> None:
