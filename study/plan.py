@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from study.errors import StudyError, nearest
 from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
+from study.tracking.redaction import redact
 from trainables.data.arrays import holds_features
 from trainables.losses import loss_knobs
 from trainables.settings import Settings, TrialSpec, settings_from
@@ -204,8 +206,17 @@ def build_plan(file: StudyFile) -> Plan:
 def save_plan(plan: Plan, directory: Path) -> None:
     """Write the plan to the study's directory, replacing an older one atomically."""
     temporary = directory / f".{PLAN_FILE}.new"
-    temporary.write_text(json.dumps(plan.to_dict(), indent=1), encoding="utf-8")
+    write_private(temporary, json.dumps(plan.to_dict(), indent=1), plan.file.tracking.uri)
     temporary.replace(directory / PLAN_FILE)
+
+
+def write_private(path: Path, text: str, uri: str | None) -> None:
+    """Write a file; for its owner's eyes alone when the tracking URI in it holds a password."""
+    secret = uri is not None and redact(uri) != uri
+    path.unlink(missing_ok=True)  # an older file would keep its mode
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
+    with os.fdopen(file, "w", encoding="utf-8") as stream:
+        stream.write(text)
 
 
 def load_plan(directory: Path) -> Plan:

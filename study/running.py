@@ -15,7 +15,7 @@ from study.display import open_display
 from study.errors import StudyError
 from study.home import StudyHome, cache_dir
 from study.jobs import Job
-from study.plan import Plan, save_plan
+from study.plan import Plan, save_plan, write_private
 
 
 def begin(home: StudyHome, plan: Plan) -> None:
@@ -25,7 +25,7 @@ def begin(home: StudyHome, plan: Plan) -> None:
     try:
         home.directory.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(plan.file.model_dump(mode="json"), sort_keys=False)
-        (home.directory / "study.yaml").write_text(text, encoding="utf-8")
+        write_private(home.directory / "study.yaml", text, plan.file.tracking.uri)
         save_plan(plan, home.directory)
     except OSError as error:
         raise StudyError(f"cannot write {home.directory}: {error}") from None

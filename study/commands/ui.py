@@ -27,6 +27,7 @@ def command(name: str | None, port: int, root: Path | None, cluster: Path | None
     from study.errors import StudyError
     from study.home import studies_root
     from study.reporting import find_store
+    from study.tracking.address import is_database
     from study.tracking.local import default_artifact_root, is_local, relocate
     from study.tracking.reader import study_path
     from study.tracking.redaction import redact
@@ -38,13 +39,14 @@ def command(name: str | None, port: int, root: Path | None, cluster: Path | None
             raise StudyError(f"{studies_root(root)} holds no studies with a store of their own")
         name = stores[-1].parent.name
     store = find_store(name, None, root)
-    if not is_local(store.uri):
+    if not is_database(store.uri):
         click.echo(f"{name} is kept on {redact(store.uri)}; open that in a browser")
         return
     directory = store.report.parent
-    if not (directory / "mlflow.db").exists():
-        raise StudyError(f"{name} has no MLflow store yet; run it first")
-    relocate(directory)
+    if is_local(store.uri):
+        if not (directory / "mlflow.db").exists():
+            raise StudyError(f"{name} has no MLflow store yet; run it first")
+        relocate(directory)
     artifacts = default_artifact_root(directory)
     click.echo("starting MLflow ...", err=True)
     with serve(store.uri, port=port, artifact_root=artifacts) as address:

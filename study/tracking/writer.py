@@ -80,7 +80,7 @@ class Tracker:
         self._spaces: dict[str, Space] = {}
         self._objective = ""
         self._open: dict[str, tuple[TrialRecord, float | None]] = {}
-        self._said = ""
+        self._said, self._said_lost = "", False
         self._shipper: subprocess.Popen[bytes] | None = None
         self._shipper_since = 0.0
         self._start_shipper()
@@ -187,14 +187,17 @@ class Tracker:
         self._append("finish", time.time(), state=state)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the store has everything; False when it has not after `timeout` seconds."""
+        """Wait until the store has everything; False when it has not after `timeout` seconds.
+
+        False too when records were lost because neither disk nor memory had room for them.
+        """
         end = time.monotonic() + timeout
         self._revive_shipper()
         asked = 0.0
         while True:
             target = self._spool.end()
             if not self._spool.held and self.status().acknowledged >= target:
-                return True
+                return not self._spool.dropped
             now = time.monotonic()
             if now >= end:
                 return False
@@ -224,8 +227,10 @@ class Tracker:
         self._spool.close()
         self._stack.close()
         if not done:
-            status = read_status(self._spool.folder)
-            _log.warning("Not everything reached the tracking store: %s", status.error or "slow")
+            reason = read_status(self._spool.folder).error or "slow"
+            if self._spool.dropped:
+                reason = f"{self._spool.dropped:,} records were lost while the disk was full"
+            _log.warning("Not everything reached the tracking store: %s", reason)
         return done
 
     def __enter__(self) -> Tracker:
@@ -241,6 +246,9 @@ class Tracker:
             self._said = self._spool.problem
             if self._said:
                 _log.warning("%s; records are kept in memory meanwhile", self._said)
+        if self._spool.dropped and not self._said_lost:
+            self._said_lost = True
+            _log.warning("Memory holds no more tracking records either; from here on some are lost")
 
     def _start_shipper(self) -> None:
         top = Path(__file__).resolve().parents[2]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +253,49 @@ def test_trials_from_elsewhere_become_a_study(study: Any, tmp_path: Path) -> Non
     assert "was imported" in refused.err
     assert study("import", "theirs", "--csv", "trials.csv", "--space", "space.yaml").code == 2
     assert study("import", "other").code == 2
+
+
+def saved_plan(uri: str) -> Path:
+    from study.home import studies_root
+    from study.plan import build_plan, save_plan
+    from study.read_file import read_study_file
+
+    plan = build_plan(read_study_file(Path(write(changed(tracking={"uri": uri}))), ()))
+    directory = studies_root(None) / plan.name
+    directory.mkdir(parents=True)
+    save_plan(plan, directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("uri", "private"),
+    [
+        ("postgresql://ada:s3cret@127.0.0.1:1/mlflow", True),
+        ("http://127.0.0.1:5000", False),
+    ],
+)
+def test_a_plan_with_a_password_is_for_its_owner_alone(study: Any, uri: str, private: bool) -> None:
+    mode = (saved_plan(uri) / "plan.json").stat().st_mode & 0o777
+    assert (mode == 0o600) == private
+
+
+def test_ui_serves_a_study_kept_in_postgresql(study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+
+    @contextlib.contextmanager
+    def serve(uri: str, **_: Any) -> Iterator[str]:
+        served.append(uri)
+        yield "http://127.0.0.1:1"
+
+    # The server itself is started on a real database in tracking/test_servers.py.
+    monkeypatch.setattr("study.tracking.server.serve", serve)
+    monkeypatch.setattr("study.tracking.reader.study_path", lambda *_: "/#/1")
+    monkeypatch.setattr("study.commands.ui._wait", lambda: None)
+    monkeypatch.setattr("study.commands.ui.signal.signal", lambda *_: None)  # not pytest's own
+    uri = "postgresql://ada:s3cret@127.0.0.1:1/mlflow"
+    saved_plan(uri)
+    done = study("ui", "s")
+    assert done.code == 0
+    assert served == [uri]
+    assert "http://127.0.0.1:1/#/1" in done.out
+    assert "s3cret" not in done.out + done.err

@@ -317,3 +317,27 @@ def test_a_full_disk_is_said_once_and_kills_nothing(
     assert [record.message.count("No space left") for record in caplog.records] == [1]
     assert tracker.flush(60.0)
     assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
+
+
+def test_records_lost_on_a_full_disk_are_said(
+    study_dir: Path,
+    open_tracker: Any,
+    story: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("study.tracking.spool.os.write", full)
+        patch.setattr("study.tracking.spool.HELD_LINES", 2)
+        story.trial(tracker, story.record("circle", 1))
+    assert sum("some are lost" in record.message for record in caplog.records) == 1
+    assert not tracker.flush(60.0)
+    with caplog.at_level(logging.WARNING):
+        assert not tracker.close(60.0)
+    assert "records were lost while the disk was full" in caplog.records[-1].message
