@@ -22,7 +22,7 @@ BLOCK_BYTES = 128 * 2**20  # of float32 similarities held at a time
 SPARE = 8  # candidates beyond those needed, which absorb near-ties of the float32 pass
 CROWD = 512  # among more near-ties of one query, equal vectors are compared once
 TIE = 2.0**-44  # cosines are multiples of it: far above the errors of float64, far below float32's
-PART = 4096  # rows turned to float64 at a time: a float64 copy of all would be large
+PART = 1024  # rows turned to float64 at a time: a float64 copy of all would be large
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Vectors:
 
     def unit(self, rows: Tensor | slice) -> Tensor:
         """Some rows at length one, float64."""
-        return self.raw[rows].to(torch.float64) * self.inverse[rows, None]
+        return self.raw[rows] * self.inverse[rows, None]
 
     @cached_property
     def centre(self) -> Tensor:
@@ -56,7 +56,7 @@ class Vectors:
         out = torch.empty(self.raw.shape, dtype=torch.float32, device=self.raw.device)
         for start in range(0, len(self), PART):
             part = slice(start, start + PART)
-            out[part] = self.unit(part) - self.centre
+            out[part] = self.unit(part).sub_(self.centre)
         return out
 
     @cached_property
@@ -186,20 +186,32 @@ def search(
 ) -> Iterator[Block]:
     """The k nearest items of the queries `rows`, block by block."""
     device, dim = items.raw.device, items.raw.shape[1]
-    most = min(BLOCK_BYTES // (4 * len(items)), BLOCK_BYTES // (8 * dim))
+    most = min(BLOCK_BYTES // (4 * len(items)), BLOCK_BYTES // (4 * dim))
     block = max(1, min(len(rows), most))
     buffer = torch.empty((block, len(items)), dtype=torch.float32, device=device)
     for start in range(0, len(rows), block):
         chunk = rows[start : start + block]
         index = torch.from_numpy(chunk).to(device)
-        unit = queries.unit(index)
-        offsets = unit @ items.centre
-        products = torch.mm(unit.float(), items.centred.T, out=buffer[: len(chunk)])
+        unit, offsets = _left_sides(queries, items.centre, index)
+        products = torch.mm(unit, items.centred.T, out=buffer[: len(chunk)])
         if exclude_self:
             products.scatter_(1, index[:, None], -torch.inf)
         found, values = _ordered(queries, items, index, products, offsets, k, int(exclude_self))
         neighbours = Neighbours(found.cpu().numpy(), values.cpu().numpy())
         yield Block(chunk, products, offsets, neighbours)
+
+
+def _left_sides(queries: Vectors, centre: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries at length one in float32, and what the centred items lack: their product with it."""
+    shape = (len(index), len(centre))
+    unit = torch.empty(shape, dtype=torch.float32, device=centre.device)
+    offsets = torch.empty(len(index), dtype=torch.float64, device=centre.device)
+    for start in range(0, len(index), PART):
+        part = slice(start, start + PART)
+        exact = queries.unit(index[part])
+        unit[part] = exact
+        offsets[part] = exact @ centre
+    return unit, offsets
 
 
 def _ordered(
