@@ -1,6 +1,6 @@
 # Two commands for a fresh machine with Python 3.11+, make and git:
 #   make study   set-up and a complete small study on embedded data
-#   make test    set-up, lint, types and the whole test suite
+#   make test    set-up, lint, types and tests; `make faults` runs the tests that kill things
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: study test lint bench chaos clean
+.PHONY: study test faults lint bench chaos clean
 
 study: $(INSTALLED)
 	@if [ -f studies/quickstart/plan.json ]; then \
@@ -18,7 +18,10 @@ study: $(INSTALLED)
 	fi
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not faults"
+
+faults: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest -m faults
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .

@@ -14,14 +14,11 @@ from study.display import number
 from study.home import StudyHome
 from study.jobs import Job, Progress, Split
 from study.plan import Plan
-from study.report.build import write_report
 from study.requests import confirm_seed, plain_value
 from study.table import KNOB, Origin, TrialTable
-from study.tracking.reader import read_table
 from study.tracking.writer import Tracker
 from study.tuning.ledger import Ledger
 from trainables.backbone import Backbone
-from trainables.gallery import write_gallery
 from trainables.model import EmbeddingModel
 from trainables.replica import embed
 from trainables.training import Training
@@ -56,6 +53,9 @@ def publish(
     tracker.note(progress_note(plan, ledger.progress()))
     if not tracker.flush(FLUSH_SECONDS):
         return False
+    from study.report.build import write_report  # seconds of imports that a study's start can spare
+    from study.tracking.reader import read_table
+
     say("making the report")
     write_report(read_table(home.tracking_uri(plan), plan.name), home.report)
     keep_report(home, plan, tracker)
@@ -67,6 +67,7 @@ def _keep_winner(home: StudyHome, plan: Plan, bench: Bench) -> None:
     """Register the network of the confirmed winner, which was chosen on validation classes."""
     from study.analyses.leaderboard import analyse
     from study.tracking.model import log_model
+    from study.tracking.reader import read_table
 
     uri = home.tracking_uri(plan)
     table = read_table(uri, plan.name)
@@ -141,6 +142,8 @@ def _gallery(
     vectors = embed(replica.model, replica.task.score, replica.augment, replica.world)
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{trial}: validation queries and what they find"
+    from trainables.gallery import write_gallery
+
     write_gallery(
         path, replica.task.score, vectors, class_names=bench.dataset.class_names, title=title
     )
@@ -226,6 +229,9 @@ class Refresher:
 
 
 def _report_quietly(name: str, out: str) -> None:
+    from study.report.build import write_report
+    from study.tracking.reader import read_table
+
     os.nice(19)
     table: TrialTable = read_table(os.environ[_STORE], name)
     write_report(table, Path(out))

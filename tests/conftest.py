@@ -15,28 +15,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-WAITING = {
-    "hosts": ("test_ray_up.py", "test_run.py", "test_rank_trials.py", "test_rank_group.py"),
-    "processes": ("test_faults.py", "test_chaos.py", "test_importing.py", "test_mlflow_ui.py"),
+FAULTS = {
+    "hosts": ("test_ray_up.py", "test_rank_trials.py", "test_storage.py"),
+    "processes": ("test_faults.py", "test_chaos.py"),
 }
-"""Files whose tests start Ray, servers or a browser and mostly wait for them: two of them at once,
-beside one worker that computes."""
+"""Files whose tests start whole studies and kill their processes, hosts and disks: `make faults`.
+Those of a group run one after the other, or the cores would be busy with starting processes."""
+
+REAL = ("test_run.py", "test_importing.py", "test_rank_group.py", "test_mlflow_ui.py")
+"""Files whose tests run trials on Ray or look at them in a browser; one after the other, too."""
 
 SPLIT = ("losses", "data", "search_spaces")
 """Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits longest starts first, and what any worker may take comes last."""
-    waits = {file for files in WAITING.values() for file in files}
-    items.sort(key=lambda item: (item.path.name not in waits, item.path.parent.name in SPLIT))
+    """What takes longest starts first, and what any worker may take comes last."""
+    faults = {file for files in FAULTS.values() for file in files}
+    for item in items:
+        if item.path.name in faults:
+            item.add_marker(pytest.mark.faults)
+    items.sort(key=lambda item: (item.path.name not in REAL, item.path.parent.name in SPLIT))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Share the tests out so that set-up is paid once and few processes run side by side."""
     from xdist.scheduler import LoadScopeScheduling
 
-    groups = {file: group for group, files in WAITING.items() for file in files}
+    groups = {file: group for group, files in FAULTS.items() for file in files}
+    groups |= dict.fromkeys(REAL, "real")
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:

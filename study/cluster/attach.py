@@ -15,6 +15,7 @@ from study.errors import StudyError
 
 DETACHED = ("python", "-m", "study.cluster.detached")
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+RETRIES = 120  # about an hour
 CHUNK = 65536
 
 
@@ -68,6 +69,8 @@ def follow(cluster: Path, name: str, *, head: Head | None = None) -> int:
                 return code
             if losses == 0:
                 click.echo(f"{name}: connection lost; it goes on there, trying again", err=True)
+            if losses > RETRIES:
+                raise StudyError(head.explain("no connection for an hour"))
             time.sleep(RETRY_SECONDS[min(losses, len(RETRY_SECONDS) - 1)])
             losses += 1
     except KeyboardInterrupt:

@@ -53,6 +53,11 @@ class Run:
             return None
         return lock
 
+    def keep_log(self) -> None:
+        """Put the output of an earlier run aside; only the last but one is lost."""
+        if self.log.exists():
+            self.log.replace(self.folder / "log.before")
+
     def is_running(self) -> bool:
         """Whether it runs right now."""
         lock = self.hold()
@@ -80,12 +85,12 @@ def start(name: str, command: list[str], content: str) -> str:
             run.file.write_text(content, encoding="utf-8")
             command, news = _prepared(run, command[1:])
             if not command:
+                run.keep_log()
                 run.log.write_text(news + "\n", encoding="utf-8")
                 run.exit.write_text("0", encoding="utf-8")
                 return ""
         run.exit.unlink(missing_ok=True)
-        if run.log.exists():
-            run.log.replace(run.folder / "log.before")
+        run.keep_log()
         with run.log.open("wb") as log:
             subprocess.Popen(
                 [sys.executable, "-m", "study.cluster.detached", "watch", name, *command],

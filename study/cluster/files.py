@@ -9,7 +9,6 @@ from pathlib import Path
 
 from study.errors import StudyError
 
-KINDS = ("aws", "onprem")
 DEFAULT_VENV = "$HOME/dml-study/.venv"
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")

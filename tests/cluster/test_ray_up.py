@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -38,6 +38,7 @@ class Laptop:
     folder: Path
     hosts: list[Host]
     key: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def head(self) -> Host:
@@ -59,7 +60,7 @@ class Laptop:
         }
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             cwd=self.folder,
             env=self.environment,
@@ -69,6 +70,8 @@ class Laptop:
             text=True,
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
 
     def run(self, *command: str, timeout: float = 240) -> str:
         """A command's output; it must succeed."""
@@ -99,7 +102,11 @@ def laptop() -> Iterator[Laptop]:
         with hosts(folder, ["head", "one", "two"]) as (made, key):
             machine = Laptop(folder / "laptop", made, key)
             (machine.folder / "tmp").mkdir(parents=True)
-            yield machine
+            try:
+                yield machine
+            finally:
+                for process in machine.started:
+                    process.kill()
     finally:
         shutil.rmtree(folder)
 

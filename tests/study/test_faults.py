@@ -152,11 +152,10 @@ def test_a_full_disk_stops_cleanly_and_goes_on_later(tmp_path: Path, data_cache:
         process = launch(root, "run", str(write_study(tmp_path)), "--no-report")
         wait_for(home, 2, process)
         ballast = root / "ballast"
-        with ballast.open("wb") as file:
+        with ballast.open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(b"\0" * 65536)
-                    file.flush()
             except OSError:
                 pass
         output, _ = process.communicate(timeout=300)
