@@ -72,17 +72,21 @@ class Desk:
 
     def start(self) -> dict[str, Any] | None:
         """The next trial's spec as plain values; None when there is nothing to start now."""
-        if len(self.ledger.running) > self._slots():
-            return None
-        job = self.ledger.next_job()
-        if job is None:
-            return None
-        self._nodes_lost_before[job.trial] = self._nodes_lost()
-        self._listener.started(job)
-        spec = self._plan.trial_spec(
-            job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
-        )
-        return spec.to_dict()
+        while len(self.ledger.running) <= self._slots():
+            job = self.ledger.next_job()
+            if job is None:
+                return None
+            self._nodes_lost_before[job.trial] = self._nodes_lost()
+            self._listener.started(job)
+            try:
+                spec = self._plan.trial_spec(
+                    job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
+                )
+            except ValueError as error:  # one impossible point must not end the study
+                self._end(job, Outcome("failed", 0, math.nan, error=str(error)))
+                continue
+            return spec.to_dict()
+        return None
 
     def result(self, trial: str, result: Mapping[str, Any]) -> bool:
         """What a trial reports after an epoch; True when it must not go on."""

@@ -15,6 +15,8 @@ import yaml
 from PIL import Image
 
 from study.main import main
+from study.plan import build_plan
+from study.read_file import read_study_file
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -71,6 +73,11 @@ def folder_of(classes: int, images: int) -> str:
     return "images"
 
 
+def one_lone_picture() -> str:
+    picture(Path("images") / "class99" / "0.png")
+    return folder_of(20, 3)
+
+
 def empty_folder() -> str:
     Path("images").mkdir()
     return "images"
@@ -100,6 +107,10 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
     "not yaml": ("name: [", "is not YAML"),
     "empty file": ("", "empty"),
     "bad type": (changed(search={"trials": "many"}), "`search.trials`"),
+    "epochs searched": (changed(training={"epochs": [2, 6]}), "epochs cannot be searched"),
+    "negative rate": (changed(training={"head_lr": [-1, 0.1]}), "`head_lr >= 0`"),
+    "rate that is no number": (changed(training={"head_lr": float("nan")}), "must be finite"),
+    "nested": ("a: " + 3000 * "[" + 3000 * "]", "nested too deeply"),
 }
 
 
@@ -129,9 +140,10 @@ def test_a_missing_file(study: Any) -> None:
         (lambda: "nowhere", "nowhere"),
         (empty_folder, "images"),
         (lambda: folder_of(16, 1), "at least 2 pictures"),
+        (lambda: one_lone_picture(), "class99 has 1"),
         (lambda: folder_of(3, 4), "classes"),
     ],
-    ids=["missing", "empty", "one image per class", "too few classes"],
+    ids=["missing", "empty", "one image per class", "one lone image", "too few classes"],
 )
 def test_a_bad_image_folder(make: Any, message: str, study: Any) -> None:
     path = make()
@@ -177,6 +189,19 @@ def test_new_never_overwrites(study: Any) -> None:
     assert done.code == 2
     assert Path("a.yaml").read_text() == before
     assert "name: a" in before
+
+
+@pytest.mark.parametrize("file", ["2024.yaml", "on.yaml", "my file.yaml", "_ü.yaml", "1e3.yaml"])
+def test_new_writes_a_file_that_check_accepts(file: str, study: Any) -> None:
+    assert study("new", file).code == 0
+    plan = build_plan(read_study_file(Path(file)))
+    assert plan.name == {"my file.yaml": "my-file", "_ü.yaml": "study"}.get(file, Path(file).stem)
+
+
+def test_new_refuses_an_impossible_name(study: Any) -> None:
+    done = study("new", "a.yaml", "--name", "a b")
+    assert done.code == 2
+    assert not Path("a.yaml").exists()
 
 
 def test_check_prints_the_plan_and_the_cost(study: Any) -> None:
