@@ -7,28 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from search_spaces.space import Value
 from study.checks import open_data
 from study.display import open_display
 from study.errors import StudyError
-from study.home import StudyHome, cache_dir
+from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
-from study.plan import Plan, save_plan
+from study.plan import Plan
 
 
 def begin(home: StudyHome, plan: Plan) -> None:
     """Make the study's directory, once its data are known to fit; nothing is written before."""
     with open_display(plan.name) as display:
         open_data(plan, cache_dir=cache_dir(), progress=display.building)
-    try:
-        home.directory.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(plan.file.model_dump(mode="json"), sort_keys=False)
-        (home.directory / "study.yaml").write_text(text, encoding="utf-8")
-        save_plan(plan, home.directory)
-    except OSError as error:
-        raise StudyError(f"cannot write {home.directory}: {error}") from None
+    create_study(home, plan)
 
 
 def execute(
