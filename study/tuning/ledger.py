@@ -27,7 +27,8 @@ class Ledger:
     Args:
         plan: What to run.
         record: What was asked and came of it so far.
-        requests: Trainings asked for by name (sweeps, confirmations).
+        requests: Trainings asked for by name (sweeps, confirmations); those of earlier runs that
+            were never started are remembered.
         search: False runs only the requests and what was left unfinished.
     """
 
@@ -41,8 +42,9 @@ class Ledger:
     ) -> None:
         self._plan, self._record, self._search = plan, record, search
         self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
-        for loss, search_of in self._losses.items():
-            record.describe(loss, {"sampler": search_of.sampler_record()})
+        if record.writable:
+            for loss, search_of in self._losses.items():
+                record.describe(loss, {"sampler": search_of.sampler_record()})
         self._running: dict[str, Job] = {}
         self._curves: dict[str, dict[int, float]] = {}
         self._unfinished: list[Job] = []
@@ -55,10 +57,24 @@ class Ledger:
                 if outcome_of(trial) is None:
                     self._unfinished.append(job)
                     self._curves[job.trial] = dict(trial.intermediate_values)
-        for request in requests:
+        for request in record.requests():
             if request.identity not in identities:
                 identities.add(request.identity)
                 self._requests.append(request)
+        new = []
+        for request in requests:
+            if request.identity not in identities:
+                identities.add(request.identity)
+                new.append(request)
+        if new:
+            # Before the first of them starts: an interrupted sweep is continued like a search.
+            record.request(new)
+            self._requests += new
+
+    @property
+    def waiting(self) -> Sequence[Job]:
+        """Jobs that an earlier run left open, and requests that were not started yet."""
+        return [*self._unfinished, *self._requests]
 
     @property
     def running(self) -> Mapping[str, Job]:
@@ -128,7 +144,7 @@ class Ledger:
 
     def progress(self) -> list[Progress]:
         """How far each loss is, in the plan's order."""
-        asked = [*self._requests, *self._unfinished]
+        asked = self.waiting
         return [
             search.progress(
                 running=[j for j in self._running.values() if j.loss == loss],

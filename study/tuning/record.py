@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from study.jobs import Job, Outcome
 
 JOURNAL_FILE = "optuna.journal"
 JOB, OUTCOME, TOLD = "job", "outcome", "told"
+REQUESTS = "requests/"
 
 _TOLD_STATE = {
     "finished": TrialState.COMPLETE,
@@ -50,6 +51,7 @@ class Record:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = directory / JOURNAL_FILE
+        self.writable = writable
         if writable:
             _cut_torn_line(path)
         try:
@@ -77,6 +79,18 @@ class Record:
         for key, value in attributes.items():
             if study.user_attrs.get(key) != value:
                 study.set_user_attr(key, value)
+
+    def request(self, jobs: Sequence[Job]) -> None:
+        """Write down trainings that are asked for by name, before any of them starts."""
+        study = next(iter(self._extra.values()))
+        batches = sum(key.startswith(REQUESTS) for key in study.user_attrs)
+        study.set_user_attr(f"{REQUESTS}{batches}", [job.to_dict() for job in jobs])
+
+    def requests(self) -> list[Job]:
+        """Everything that was ever asked for by name, in order; most of it may have been run."""
+        known = next(iter(self._extra.values())).user_attrs
+        batches = sum(key.startswith(REQUESTS) for key in known)
+        return [Job(**job) for i in range(batches) for job in known[f"{REQUESTS}{i}"]]
 
     def searched(self, loss: str) -> list[FrozenTrial]:
         """The trials of the search, in the order they were asked."""

@@ -99,7 +99,7 @@ def run(
         ) as tracker:
             _open_tracking(tracker, plan, data)
             say("scoring the untrained backbone")
-            for split in _splits(requests, search):
+            for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
             with ray_session(plan.file.resources, address, say):
                 desk = Desk(

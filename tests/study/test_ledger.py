@@ -12,9 +12,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from study.errors import StudyError
 from study.jobs import Job, Outcome
 from study.plan import Plan
 from study.requests import confirm_jobs, sweep_jobs
+from study.tuning.ledger import Ledger
+from study.tuning.record import Record
 from tests.study.tuning_simulation import closeness, drive, make_plan, open_ledger
 
 
@@ -186,6 +189,25 @@ def test_requests_run_once(tmp_path: Path) -> None:
     assert open_ledger(plan, tmp_path).search_is_finished()
 
 
+@pytest.mark.parametrize("crash_after", [1, 30])
+def test_an_interrupted_sweep_is_continued_by_a_resume(tmp_path: Path, crash_after: int) -> None:
+    plan = make_plan(losses=["triplet"], protocol={"confirm_seeds": 2})
+    drive(open_ledger(plan, tmp_path))
+    best = incumbents_of(plan, tmp_path)
+    sweep = sweep_jobs(plan, best, knobs=["margin"], losses=plan.losses, values=3, seeds=1)
+    requests = [*sweep, *confirm_jobs(plan, best)]
+    first = drive(
+        open_ledger(plan, tmp_path, requests=requests, search=False), crash_after=crash_after
+    )
+    reader = Ledger(plan, Record(tmp_path, plan.spaces))
+    assert not reader.is_finished()
+    assert {job.split for job in reader.waiting} == {"validation", "test"}
+    rest = drive(open_ledger(plan, tmp_path))
+    assert {j.identity for j in [*first, *rest]} == {j.identity for j in requests}
+    assert len({j.trial for j in [*first, *rest]}) == len(requests)
+    assert open_ledger(plan, tmp_path).is_finished()
+
+
 def test_confirm_uses_fresh_seeds_common_to_all_points(tmp_path: Path) -> None:
     plan = make_plan(protocol={"confirm_seeds": 3})
     jobs = drive(open_ledger(plan, tmp_path))
@@ -228,22 +250,19 @@ def test_a_line_that_was_cut_short_is_mended(tmp_path: Path) -> None:
 
 
 def test_readers_write_nothing(tmp_path: Path) -> None:
-    from study.tuning.record import Record
-
     plan = make_plan()
     assert Record(tmp_path, plan.spaces).trials("triplet") == []
     assert list(tmp_path.iterdir()) == []
     drive(open_ledger(plan, tmp_path), crash_after=10)
     before = (tmp_path / "optuna.journal").read_bytes()
     assert len(Record(tmp_path, plan.spaces).trials("triplet")) > 0
+    other = make_plan(search={"sampler": "random"})  # as an older version would have described it
+    assert not Ledger(other, Record(tmp_path, plan.spaces)).is_finished()
     assert (tmp_path / "optuna.journal").read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["not json\n{}\n", '{"op_code": 99}\n', "[]\n"])
 def test_a_damaged_journal_is_one_line(tmp_path: Path, text: str) -> None:
-    from study.errors import StudyError
-    from study.tuning.record import Record
-
     (tmp_path / "optuna.journal").write_text(text)
     with pytest.raises(StudyError, match="damaged"):
         Record(tmp_path, make_plan().spaces, writable=True)
