@@ -14,9 +14,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from study.home import create_study, new_study
 from study.main import main
 from study.plan import build_plan
-from study.read_file import read_study_file
+from study.read_file import parse_study, read_study_file
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -164,6 +165,33 @@ def test_an_unknown_study_names_the_nearest(study: Any, tmp_path: Path) -> None:
     assert damaged.code == 2
     assert "damaged" in damaged.err
     assert (tmp_path / "studies" / "mine" / "plan.json").read_text() == "{"
+
+
+@pytest.mark.parametrize("content", [b"this is no database" * 99, b""])
+@pytest.mark.parametrize("command", ["resume", "report", "ui"])
+def test_a_damaged_store_is_one_line(
+    command: str, content: bytes, study: Any, tmp_path: Path
+) -> None:
+    home = new_study("s", tmp_path / "studies")
+    create_study(home, build_plan(parse_study(STUDY)))
+    (home.directory / "mlflow.db").write_bytes(content)
+    done = study(command, "s")
+    assert done.code == 2
+    assert "mlflow.db" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_damaged_study_does_not_hide_the_others(study: Any, tmp_path: Path) -> None:
+    create_study(new_study("s", tmp_path / "studies"), build_plan(parse_study(STUDY)))
+    (tmp_path / "studies" / "mine").mkdir()
+    (tmp_path / "studies" / "mine" / "plan.json").write_text("{")
+    done = study("status")
+    assert done.code == 0
+    assert "mine: damaged" in done.out
+    assert "s: stopped" in done.out
+    states = {r["study"]: r["state"] for r in json.loads(study("status", "--json").out)}
+    assert states == {"mine": "damaged", "s": "stopped"}
+    assert study("status", "mine").code == 2
 
 
 def test_an_existing_name_is_refused_and_left_alone(study: Any, tmp_path: Path) -> None:
