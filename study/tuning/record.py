@@ -104,14 +104,15 @@ class Record:
         """All trials of a loss."""
         return self.searched(loss) + self.extra(loss)
 
-    def start(self, job: Job) -> None:
-        """Write down a job before it runs."""
+    def start(self, job: Job, notes: Mapping[str, Any] | None = None) -> None:
+        """Write down a job before it runs, with what its sampler noted on it."""
         study = self._search[job.loss] if is_search(job) else self._extra[job.loss]
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(job.values),
             distributions=self._spaces[job.loss].distributions,
             user_attrs={JOB: job.to_dict()},
+            system_attrs=dict(notes or {}),
         )
         self._ids[job.trial] = self._storage.create_new_trial(study._study_id, template)
 

@@ -131,7 +131,7 @@ def test_wrong_values_are_named(tmp_path: Path, text: str, message: str) -> None
         ("[[a]]", "a loss is listed by its name, but got ['a']"),
         ("{proxy_anchor: {search: {epochs: [2, 6]}}}", "epochs cannot be searched"),
         ("{proxy_anchor: {search: {head_lr: [-1, 0.1]}}}", "`head_lr >= 0` must hold"),
-        ("{proxy_anchor: {search: {head_lr: {choices: [0.1, -0.1]}}}}", "`head_lr >= 0` must hold"),
+        ("{proxy_anchor: {search: {head_lr: {choices: [-0.1, 0.1]}}}}", "`head_lr >= 0` must hold"),
         ("{proxy_anchor: {search: {head_lr: {choices: [x, y]}}}}", "`head_lr` is of type float"),
         ("{proxy_anchor: {search: {alpha: [-5, 5]}}}", "`alpha > 0` must hold"),
         ("{proxy_anchor: {search: {alpha: [-5, 5, log]}}}", "`low > 0`"),

@@ -106,6 +106,53 @@ def test_a_crash_changes_no_suggestion(tmp_path: Path, crash_after: int, sampler
     assert len(keys) == len(set(keys)) == 12
 
 
+def test_cma_es_goes_on_from_its_own_state(tmp_path: Path) -> None:
+    """Late in a search its points depend on all generations before, not on the last scores."""
+    search = {"sampler": "cmaes", "trials": 40, "repeats": 1, "stop_early": False}
+    plan = make_plan(losses=["triplet"], search=search)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = drive(open_ledger(plan, tmp_path / "a"), slots=1)
+    first = drive(open_ledger(plan, tmp_path / "b"), slots=1, crash_after=250)
+    rest = drive(open_ledger(plan, tmp_path / "b"), slots=1)
+    again = [job for job in rest if job.trial not in {j.trial for j in first}]
+    assert 5 < len(again) < 35
+    assert [j.identity for j in [*first, *again]] == [j.identity for j in whole]
+
+
+def test_an_extended_grid_repeats_no_point(tmp_path: Path) -> None:
+    search = {"sampler": "grid", "trials": 24, "repeats": 1, "sobol_share": 0.0}
+    plan = make_plan(losses=["triplet"], search=search)
+    first = drive(open_ledger(plan, tmp_path), slots=1)
+    more = drive(open_ledger(plan.extended(30), tmp_path), slots=1)
+    chosen = [job.point for job in [*first, *more] if job.origin == "bayes"]
+    assert len(set(chosen)) == len(chosen) == 53
+
+
+def test_no_trial_is_judged_while_another_may_still_warm_up(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], training={"epochs": 9, "warmup_epochs": [0, 3]})
+    assert open_ledger(plan, tmp_path)._losses["triplet"]._rungs.milestones == [4]
+
+
+def test_a_stop_that_was_decided_but_not_written_is_decided_again(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"stop_early": {"grace_epochs": 3}})
+    drive(open_ledger(plan, tmp_path), lambda job, epoch: 0.5 + epoch / 100, slots=1)
+    longer = plan.extended(2)
+    ledger = open_ledger(longer, tmp_path)
+    while (job := ledger.next_job()) is not None and job.origin != "bayes":
+        ledger.report(job.trial, 9, 0.6)
+        ledger.end(job.trial, Outcome("finished", 9, 0.6))
+    assert job is not None
+    assert not ledger.report(job.trial, 2, 0.1)
+    assert ledger.report(job.trial, 3, 0.1)  # and the process dies here
+    resumed = open_ledger(longer, tmp_path)
+    same = resumed.next_job()
+    assert same is not None
+    assert same.trial == job.trial
+    assert not resumed.report(job.trial, 2, 0.1)
+    assert resumed.report(job.trial, 3, 0.1)
+
+
 def test_rungs_are_rebuilt(tmp_path: Path) -> None:
     plan = make_plan(losses=["triplet"], search={"stop_early": {"grace_epochs": 3}})
     ledger = open_ledger(plan, tmp_path)
