@@ -243,10 +243,14 @@ class StorageSection(_Section):
     """Where trials keep what must survive their node.
 
     `checkpoints` is a path that every node has, or an S3 prefix; None keeps them in the study's
-    directory, which is enough on one machine.
+    directory, which is enough on one machine. A trial writes one every `checkpoint_every` epochs
+    and at its end; a lost node costs it the epochs since. Of the search, the `keep_best` best
+    trials of each loss keep theirs; all others are removed when their trial ends.
     """
 
     checkpoints: str | None = None
+    checkpoint_every: int = Field(default=1, ge=1)
+    keep_best: int = Field(default=1, ge=1)
 
     @field_validator("checkpoints")
     @classmethod

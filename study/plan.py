@@ -100,7 +100,7 @@ class Plan:
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),
             checkpoint_dir=checkpoint_dir,
-            checkpoint_every=1,
+            checkpoint_every=self.file.storage.checkpoint_every,
             threads=max(1, math.floor(resources.cpus_per_trial / resources.ranks_per_trial)),
             resources=resources.model_dump(),
         )

@@ -181,11 +181,11 @@ def _shower(
     """What is done a few times a second while trials run."""
 
     def show() -> None:
-        progress = desk.ledger.progress()
+        progress = desk.progress()
         refresher.tick(progress)
         grown.update(sum(p.planned - p.ended for p in progress))
         if tick is not None:
-            tick(progress, desk.ledger.running)
+            tick(progress, desk.running())
 
     return show
 
