@@ -16,6 +16,8 @@ from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
 from study.plan import Plan
 
+GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
+
 
 def begin(home: StudyHome, plan: Plan) -> None:
     """Make the study's directory, once its data are known to fit; nothing is written before."""
@@ -34,6 +36,24 @@ def execute(
     report: bool = True,
 ) -> int:
     """Run until done or interrupted, then make the report; gives the exit code."""
+    try:
+        return _execute(
+            home, plan, requests=requests, search=search, address=address, report=report
+        )
+    except KeyboardInterrupt:  # before trials run, or while the report is made
+        print(GO_ON.format(home.name))
+        return 130
+
+
+def _execute(
+    home: StudyHome,
+    plan: Plan,
+    *,
+    requests: Sequence[Job],
+    search: bool,
+    address: str | None,
+    report: bool,
+) -> int:
     from study.reporting import show_results
     from study.tuning.run import run
 
@@ -52,7 +72,7 @@ def execute(
     if not summary.tracked:
         print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
     if not summary.finished:
-        print(f"stopped; nothing finished is lost. Go on with: study resume {home.name}")
+        print(GO_ON.format(home.name))
         return 130
     if summary.tracked:
         show_results(home.tracking_uri(plan), plan.name, home.report)

@@ -181,6 +181,20 @@ def test_a_damaged_store_is_one_line(
     assert done.err.count("\n") == 1
 
 
+def test_ctrl_c_says_how_to_go_on_wherever_it_strikes(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_study(new_study("s", tmp_path / "studies"), build_plan(parse_study(STUDY)))
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("study.tuning.run.open_data", interrupt)
+    done = study("resume", "s")
+    assert done.code == 130
+    assert "study resume s" in done.out
+
+
 def test_a_damaged_study_does_not_hide_the_others(study: Any, tmp_path: Path) -> None:
     create_study(new_study("s", tmp_path / "studies"), build_plan(parse_study(STUDY)))
     (tmp_path / "studies" / "mine").mkdir()
