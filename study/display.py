@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from study.jobs import Job, Progress
@@ -36,22 +36,26 @@ def open_display(title: str) -> Iterator[Display]:
 
 
 class Pace:
-    """How long will it take? Epochs done since the display opened, against the clock."""
+    """How long will it take? Epochs done since the first trial ran, against the clock."""
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._before: int | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start: tuple[float, int] | None = None
 
     def seconds_left(self, progress: Sequence[Progress]) -> float:
-        """Estimated seconds to the end; NaN while nothing is known."""
+        """Estimated seconds to the end; NaN while nothing is known.
+
+        To be called whenever there is progress: opening data and starting Ray are not part of it.
+        """
         done = sum(p.epochs_done for p in progress)
         left = sum(p.epochs_planned for p in progress) - done
-        if self._before is None:
-            self._before = done
-        new = done - self._before
+        if self._start is None and any(p.running for p in progress):
+            self._start = (self._clock(), done)
         if left <= 0:
             return 0.0
-        return math.nan if new <= 0 else (time.monotonic() - self._started) * left / new
+        if self._start is None or done <= self._start[1]:
+            return math.nan
+        return (self._clock() - self._start[0]) * left / (done - self._start[1])
 
 
 class _Lines:
@@ -70,6 +74,7 @@ class _Lines:
             self.say(f"{what}: {total} rows")
 
     def show(self, progress: Sequence[Progress], running: Mapping[str, Job]) -> None:
+        left = clock(self._pace.seconds_left(progress))
         ended = sum(p.ended for p in progress)
         final = not running and ended != self._ended
         if not final and (ended == self._ended or time.monotonic() - self._last < self._every):
@@ -77,7 +82,6 @@ class _Lines:
         self._last, self._ended = time.monotonic(), ended
         planned = sum(p.planned for p in progress)
         parts = [f"{p.loss} {p.ended}/{p.planned} best {number(p.best)}" for p in progress]
-        left = clock(self._pace.seconds_left(progress))
         self.say(
             f"{ended}/{planned} trials, {len(running)} running, {left} left; " + "; ".join(parts)
         )

@@ -8,15 +8,34 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from study.errors import nearest
+from study.tracking.address import is_database, is_server
+from study.tracking.redaction import redact
 
 SAMPLERS = ("tpe", "gp", "random", "sobol", "grid", "cmaes")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-Scalar = bool | int | float | str
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"a number, a word, true or false is wanted, but got {value!r:.60}")
+    return value
+
+
+Scalar = Annotated[bool | int | float | str, BeforeValidator(_plain)]
 
 
 class _Section(BaseModel):
@@ -26,10 +45,10 @@ class _Section(BaseModel):
 class Range(_Section):
     """A knob's range: `{low, high}` with `log` or `step`, or `{choices}`."""
 
-    low: float | None = None
-    high: float | None = None
+    low: float | None = Field(default=None, allow_inf_nan=False)
+    high: float | None = Field(default=None, allow_inf_nan=False)
     log: bool = False
-    step: float | None = None
+    step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     integer: bool = False
     choices: tuple[Scalar, ...] | None = None
 
@@ -52,6 +71,11 @@ class Range(_Section):
                 raise ValueError("`choices` needs at least one value")
             if self.low is not None or self.high is not None:
                 raise ValueError("a range has either choices or low and high")
+            if any(isinstance(c, float) and not math.isfinite(c) for c in self.choices):
+                raise ValueError(f"`choices` must be finite, but got {list(self.choices)}")
+            # To a sampler 1, 1.0 and true are the same choice.
+            if any(c in self.choices[:i] for i, c in enumerate(self.choices)):
+                raise ValueError(f"`choices` must differ, but got {list(self.choices)}")
             return self
         if self.low is None or self.high is None:
             raise ValueError("a range needs low and high, or choices")
@@ -64,6 +88,16 @@ class Range(_Section):
         if self.log and self.step is not None:
             raise ValueError("a log range has no step")
         return self
+
+
+def _kind(value: Any) -> str:
+    return RANGE if isinstance(value, list | dict | Range) else VALUE
+
+
+VALUE, RANGE = "value", "range"
+ValueOrRange = Annotated[
+    Annotated[Scalar, Tag(VALUE)] | Annotated[Range, Tag(RANGE)], Discriminator(_kind)
+]
 
 
 class LossSection(_Section):
@@ -194,15 +228,29 @@ class TrackingSection(_Section):
 
     uri: str | None = None
 
+    @field_validator("uri")
+    @classmethod
+    def _known_scheme(cls, value: str | None) -> str | None:
+        if value is not None and not (is_database(value) or is_server(value)):
+            raise ValueError(
+                "a tracking store is at http(s)://HOST or in a database (sqlite:///, "
+                f"postgresql://, mysql://, mssql://), not at {redact(value)!r}"
+            )
+        return value
+
 
 class StorageSection(_Section):
     """Where trials keep what must survive their node.
 
     `checkpoints` is a path that every node has, or an S3 prefix; None keeps them in the study's
-    directory, which is enough on one machine.
+    directory, which is enough on one machine. A trial writes one every `checkpoint_every` epochs
+    and at its end; a lost node costs it the epochs since. Of the search, the `keep_best` best
+    trials of each loss keep theirs; all others are removed when their trial ends.
     """
 
     checkpoints: str | None = None
+    checkpoint_every: int = Field(default=1, ge=1)
+    keep_best: int = Field(default=1, ge=1)
 
     @field_validator("checkpoints")
     @classmethod
@@ -223,7 +271,7 @@ class StudyFile(_Section):
     data: DataSection
     backbone: BackboneSection = BackboneSection()
     losses: Mapping[str, LossSection]
-    training: Mapping[str, Scalar | Range] = Field(default_factory=dict)
+    training: Mapping[str, ValueOrRange] = Field(default_factory=dict)
     search: SearchSection = SearchSection()
     protocol: ProtocolSection = ProtocolSection()
     resources: ResourcesSection = ResourcesSection()
@@ -265,6 +313,8 @@ class StudyFile(_Section):
         if isinstance(value, str):
             value = [value]
         if isinstance(value, list):
+            if odd := [v for v in value if not isinstance(v, str)]:
+                raise ValueError(f"a loss is listed by its name, but got {odd[0]!r:.60}")
             twice = sorted({str(v) for v in value if value.count(v) > 1})
             if twice:
                 raise ValueError(f"a loss is listed twice: {', '.join(twice)}")

@@ -12,20 +12,37 @@ Everything of a study is in its directory, so it can be moved, copied or deleted
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
+import secrets
+import shutil
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from study.errors import StudyError, nearest
 from study.file import NAME
 from study.folders import cache_dir, studies_root
-from study.plan import PLAN_FILE, Plan, load_plan
+from study.plan import PLAN_FILE, Plan, load_plan, save_plan, write_private
 from study.tracking.local import default_artifact_root, default_uri, is_local
 
-__all__ = ["StudyHome", "cache_dir", "find_study", "new_study", "studies_root"]
+__all__ = [
+    "StudyHome",
+    "cache_dir",
+    "create_study",
+    "find_study",
+    "new_study",
+    "studies_root",
+    "study_names",
+]
+
+LOCK_TRIES, LOCK_PAUSE = 10, 0.05
+"""Whoever asks whether a study runs holds its lock for a moment: a start waits that long."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +100,10 @@ class StudyHome:
         """
         path = self.directory / "lock"
         with path.open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _lock(file):
                 file.seek(0)
                 holder = file.read().strip() or "another process"
-                raise StudyError(f"study {self.name} is being run by {holder}") from None
+                raise StudyError(f"study {self.name} is being run by {holder}")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -96,21 +111,39 @@ class StudyHome:
 
     def holder(self) -> int | None:
         """The process of this machine that holds the study; None when none does."""
-        try:
-            with self.locked():
-                return None
-        except StudyError:
-            words = (self.directory / "lock").read_text(encoding="utf-8").split()
-            here = len(words) == 4 and words[3] == socket.gethostname()
-            return int(words[1]) if here else None
+        if not self.is_running():
+            return None
+        words = (self.directory / "lock").read_text(encoding="utf-8").split()
+        here = len(words) == 4 and words[3] == socket.gethostname()
+        return int(words[1]) if here else None
 
     def is_running(self) -> bool:
         """Whether some process holds the study right now."""
         try:
-            with self.locked():
+            with (self.directory / "lock").open(encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
-        except StudyError:
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
             return True
+
+
+def _lock(file: TextIO) -> bool:
+    for attempt in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt < LOCK_TRIES - 1:
+                time.sleep(LOCK_PAUSE)
+    return False
+
+
+def study_names(root: Path | None = None) -> list[str]:
+    """The studies below a folder, sorted; one that is just being made is none yet."""
+    found = (path.parent.name for path in studies_root(root).glob(f"*/{PLAN_FILE}"))
+    return sorted(name for name in found if NAME.fullmatch(name))
 
 
 def find_study(name: str, root: Path | None = None) -> StudyHome:
@@ -123,7 +156,7 @@ def find_study(name: str, root: Path | None = None) -> StudyHome:
     if (as_path / PLAN_FILE).exists():
         return StudyHome(as_path.absolute())
     folder = studies_root(root)
-    known = [p.parent.name for p in sorted(folder.glob(f"*/{PLAN_FILE}"))]
+    known = study_names(root)
     home = StudyHome(folder / name)
     if NAME.fullmatch(name) and home.directory.is_dir():
         load_plan(home.directory)
@@ -141,8 +174,41 @@ def new_study(name: str, root: Path | None = None) -> StudyHome:
     """
     home = StudyHome(studies_root(root) / name)
     if home.directory.exists() and any(home.directory.iterdir()):
-        raise StudyError(
-            f"study {name} exists in {home.directory.parent}; "
-            f"go on with `study resume {name}` or choose another name (--set name=...)"
-        )
+        raise _exists(home)
     return home
+
+
+def create_study(home: StudyHome, plan: Plan) -> None:
+    """Make the study's directory: whole, or not at all, and only if nobody else just did.
+
+    It is filled under another name and then renamed; what a killed process left is removed.
+
+    Raises:
+        StudyError: There is a study of this name, or its directory cannot be written.
+    """
+    import yaml
+
+    parent, unfinished = home.directory.parent, f".{home.name}.{secrets.token_hex(4)}.new"
+    temporary = parent / unfinished
+    try:
+        temporary.mkdir(parents=True)
+        text = yaml.safe_dump(plan.file.model_dump(mode="json"), sort_keys=False)
+        write_private(temporary / "study.yaml", text, plan.file.tracking.uri)
+        save_plan(plan, temporary)
+        temporary.rename(home.directory)  # refused where there is a folder that is not empty
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _exists(home) from None
+        raise StudyError(f"cannot write {home.directory}: {error}") from None
+    leftover = re.compile(rf"\.{re.escape(home.name)}\.[0-9a-f]{{8}}\.new")
+    for path in parent.iterdir():
+        if leftover.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _exists(home: StudyHome) -> StudyError:
+    return StudyError(
+        f"study {home.name} exists in {home.directory.parent}; "
+        f"go on with `study resume {home.name}` or choose another name (--set name=...)"
+    )

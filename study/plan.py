@@ -24,6 +24,7 @@ from optuna.distributions import (
 from search_spaces import get_space
 from search_spaces.space import Space, Value
 from search_spaces.training import TRAINING_KNOBS
+from study.corners import check_values
 from study.errors import StudyError, nearest
 from study.file import Range, StudyFile
 from study.jobs import Job
@@ -101,7 +102,7 @@ class Plan:
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),
             checkpoint_dir=checkpoint_dir,
-            checkpoint_every=1,
+            checkpoint_every=self.file.storage.checkpoint_every,
             threads=max(1, math.floor(resources.cpus_per_trial / resources.ranks_per_trial)),
             resources=resources.model_dump(),
         )
@@ -186,20 +187,7 @@ def build_plan(file: StudyFile) -> Plan:
     spaces = {loss: _space(loss, file) for loss in file.losses}
     plan = Plan(file=file, spaces=spaces, stages=(Stage(file.search.trials),))
     for loss in plan.losses:
-        try:
-            settings, arguments = plan.settings(loss, plan.example(loss))
-        except ValueError as error:
-            raise StudyError(f"{loss}: {error}") from None
-        missing = [
-            k for k, info in loss_knobs(loss).items() if info.required and k not in arguments
-        ]
-        if missing:
-            raise StudyError(f"{loss}: no value or range for {', '.join(missing)}")
-        if settings.images_per_class > settings.batch_size:
-            raise StudyError(
-                f"{loss}: `images_per_class <= batch_size` must hold, but got "
-                f"images_per_class={settings.images_per_class}, batch_size={settings.batch_size}"
-            )
+        check_values(plan, loss)
     return plan
 
 
@@ -254,6 +242,11 @@ def _space(loss: str, file: StudyFile) -> Space:
         raise StudyError(f"losses.{loss}: {', '.join(both)} cannot be both searched and fixed")
     ranges = {**file.searched_for_all, **section.search}
     ranges = {k: r for k, r in ranges.items() if k not in section.fixed}
+    if "epochs" in ranges:
+        raise StudyError(
+            f"losses.{loss}: epochs cannot be searched, because trials of different length cannot "
+            "be compared; give one value"
+        )
     still = _without_effect(file)
     if dead := [k for k in ranges if k in still]:
         raise StudyError(
@@ -261,7 +254,8 @@ def _space(loss: str, file: StudyFile) -> Space:
         )
     fixed = _fixed(base, file) | dict(section.fixed)
     fixed = {k: v for k, v in fixed.items() if k not in ranges}
-    search = {k: _distribution(k, r, base) for k, r in ranges.items()}
+    whole = {*_whole_settings(), *(k for k, info in own.items() if info.type is int)}
+    search = {k: _distribution(k, r, whole=k in whole) for k, r in ranges.items()}
     # A knob that authors did not mention was at its default: so are the published points.
     defaults = {**vars(Settings()), **{k: info.default for k, info in own.items()}}
     silent = {k: defaults[k] for k in search if k not in base.searched and defaults[k] is not None}
@@ -299,20 +293,25 @@ def _why(file: StudyFile) -> str:
     return "the data are features" if _on_features(file) else "the backbone is frozen"
 
 
-def _distribution(knob: str, given: Range, base: Space) -> BaseDistribution:
+def _distribution(knob: str, given: Range, *, whole: bool) -> BaseDistribution:
     """Optuna's distribution of a range; whole numbers stay whole where the knob is one."""
     if given.choices is not None:
         return CategoricalDistribution(given.choices)
     assert given.low is not None
     assert given.high is not None
-    known = base.searched.get(knob) or TRAINING_KNOBS.get(knob)
-    if given.integer or (known and isinstance(known.distribution, IntDistribution)):
-        if given.low != int(given.low) or given.high != int(given.high):
+    if given.integer or whole:
+        step = 1 if given.step is None else given.step
+        if any(number != int(number) for number in (given.low, given.high, step)):
+            steps = "" if given.step is None else f" in steps of {given.step:g}"
             raise StudyError(
-                f"`{knob}` is a whole number, but its range is {given.low}..{given.high}"
+                f"`{knob}` is a whole number, but its range is {given.low:g}..{given.high:g}{steps}"
             )
-        return IntDistribution(int(given.low), int(given.high), given.log, int(given.step or 1))
+        return IntDistribution(int(given.low), int(given.high), given.log, int(step))
     return FloatDistribution(given.low, given.high, given.log, given.step)
+
+
+def _whole_settings() -> list[str]:
+    return [k for k, field in Settings.__dataclass_fields__.items() if field.type in (int, "int")]
 
 
 def _setting_names() -> Sequence[str]:

@@ -64,6 +64,8 @@ def _read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         content = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise StudyError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise StudyError(f"{path} is nested too deeply to be a study file") from None
     if not isinstance(content, dict):
         raise StudyError(f"{path} is empty or not a mapping; `study new` writes one to start from")
     for override in overrides:
@@ -106,7 +108,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
         raise StudyError(f"--set takes a.b=c, but got {override!r}")
     try:
         value = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise StudyError(f"--set {key}: {text!r} is not a YAML value") from None
     *parents, last = key.strip().split(".")
     target = content
@@ -144,7 +146,10 @@ def _one_line(error: ValidationError) -> str:
     """The first problem as `where: what`, with the nearest known key for an unknown one."""
     problems = error.errors()
     problem = problems[0]
-    path = ".".join(str(part) for part in problem["loc"])
+    place = problem["loc"]
+    if place[0] == "training" and len(place) > 2:  # drop the tag of a value or range
+        place = (*place[:2], *place[3:])
+    path = ".".join(str(part) for part in place)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if problem["type"] == "extra_forbidden":
         known = _known_keys(problem["loc"][:-1])
@@ -160,6 +165,8 @@ def _known_keys(location: Sequence[int | str]) -> list[str]:
     """The keys allowed at a place of the study file."""
     if location and location[0] == "losses":
         model: Any = Range if len(location) > 2 else LossSection
+    elif location and location[0] == "training":
+        model = Range
     else:
         model = StudyFile
         for part in location:

@@ -7,28 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from search_spaces.space import Value
 from study.checks import open_data
 from study.display import open_display
 from study.errors import StudyError
-from study.home import StudyHome, cache_dir
+from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
-from study.plan import Plan, save_plan, write_private
+from study.plan import Plan
+
+GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
 
 
 def begin(home: StudyHome, plan: Plan) -> None:
     """Make the study's directory, once its data are known to fit; nothing is written before."""
     with open_display(plan.name) as display:
         open_data(plan, cache_dir=cache_dir(), progress=display.building)
-    try:
-        home.directory.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(plan.file.model_dump(mode="json"), sort_keys=False)
-        write_private(home.directory / "study.yaml", text, plan.file.tracking.uri)
-        save_plan(plan, home.directory)
-    except OSError as error:
-        raise StudyError(f"cannot write {home.directory}: {error}") from None
+    create_study(home, plan)
 
 
 def execute(
@@ -41,6 +36,24 @@ def execute(
     report: bool = True,
 ) -> int:
     """Run until done or interrupted, then make the report; gives the exit code."""
+    try:
+        return _execute(
+            home, plan, requests=requests, search=search, address=address, report=report
+        )
+    except KeyboardInterrupt:  # before trials run, or while the report is made
+        print(GO_ON.format(home.name))
+        return 130
+
+
+def _execute(
+    home: StudyHome,
+    plan: Plan,
+    *,
+    requests: Sequence[Job],
+    search: bool,
+    address: str | None,
+    report: bool,
+) -> int:
     from study.reporting import show_results
     from study.tuning.run import run
 
@@ -59,7 +72,7 @@ def execute(
     if not summary.tracked:
         print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
     if not summary.finished:
-        print(f"stopped; nothing finished is lost. Go on with: study resume {home.name}")
+        print(GO_ON.format(home.name))
         return 130
     if summary.tracked:
         show_results(home.tracking_uri(plan), plan.name, home.report)

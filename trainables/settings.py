@@ -7,6 +7,7 @@ be started again anywhere from its spec and its last checkpoint.
 from __future__ import annotations
 
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -121,6 +122,8 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
         return int(value)
     if type(value) is not hint:
         raise ValueError(f"`{name}` is of type {hint.__name__}, but got {value!r}.")
+    if hint is float and not math.isfinite(value):
+        raise ValueError(f"`{name}` must be finite, but got {value!r}.")
     return value
 
 

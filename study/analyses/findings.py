@@ -119,7 +119,7 @@ def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
     models = {loss: found.model for loss, found in losses.items()}
     surrogates = {loss: found.surrogate for loss, found in losses.items()}
     draws, split = comparison.best_draws(table, surrogates, seed=seed)
-    warnings = pd.concat([lint.lint_spaces(table.spaces), lint.lint_results(table)])
+    warnings = pd.concat([lint.lint_table(table), lint.lint_results(table)])
     return Findings(
         table=table,
         leaderboard=leaderboard.analyse(table),

@@ -41,12 +41,13 @@ COUPLED: tuple[tuple[frozenset[str], str], ...] = (
 def lint_spaces(
     spaces: Mapping[str, Space],
     *,
-    trials: int | None = None,
-    sobol: int | None = None,
+    trials: int | Mapping[str, int] | None = None,
+    sobol: int | Mapping[str, int] | None = None,
     aliases: Sequence[Sequence[str]] | None = None,
 ) -> pd.DataFrame:
     """Warnings about the spaces of a plan with `trials` per loss, `sobol` of them Sobol points.
 
+    Both are one number for all losses, one for each, or unknown.
     `aliases` are groups of names of one function; those the registry knows by default.
 
     Returns `loss`, `knob` (or empty), `rule`, `message`.
@@ -63,7 +64,9 @@ def lint_spaces(
         if not space.published:
             message = "No published point lies in the searched ranges; tuning has no start to beat."
             rows.append((loss, "", "published out of range", message))
-        rows += [(loss, "", *found) for found in _lint_budget(space, trials, sobol)]
+        rows += [
+            (loss, "", *found) for found in _lint_budget(space, _of(trials, loss), _of(sobol, loss))
+        ]
     fixed = {loss: space.fixed for loss, space in spaces.items()}
     searched = {loss: list(space.searched) for loss, space in spaces.items()}
     for group in aliases if aliases is not None else same_function(list(spaces), fixed, searched):
@@ -71,6 +74,24 @@ def lint_spaces(
             message = f"{a} and {b} are one function: compare them for the noise, do not rank them."
             rows.append((a, "", "alias", message))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _of(number: int | Mapping[str, int] | None, loss: str) -> int | None:
+    return number.get(loss) if isinstance(number, Mapping) else number
+
+
+def lint_table(table: TrialTable) -> pd.DataFrame:
+    """What `lint_spaces` says of a study that was run: with the points it has, or is to have."""
+    planned = int(table.protocol.get("trials_per_loss") or 0)
+    points = table.trials[table.trials["origin"].isin(["published", "sobol", "bayes"])]
+    counts = {loss: points[points["loss"] == loss]["origin"] for loss in table.spaces}
+    # Points come in this order, so while any other is missing the Sobol part may be unfinished.
+    done = {loss: origins for loss, origins in counts.items() if len(origins) >= planned}
+    return lint_spaces(
+        table.spaces,
+        trials={loss: max(len(origins), planned) for loss, origins in counts.items()},
+        sobol={loss: int((origins == "sobol").sum()) for loss, origins in done.items()},
+    )
 
 
 def lint_plan(spaces: Mapping[str, Space], *, trials: int, sobol: int) -> list[str]:

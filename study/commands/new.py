@@ -46,7 +46,7 @@ def command(
         raise StudyError(f"no folder {file.parent}")
     if cluster is None:
         template = files("study").joinpath("template.yaml").read_text(encoding="utf-8")
-        file.write_text(template.replace("NAME", name or file.stem), encoding="utf-8")
+        file.write_text(template.replace("NAME", _study_name(name, file), 1), encoding="utf-8")
         click.echo(f"wrote {file}; edit it, then: study check {file}, study run {file}")
         return
     from study.cluster.files import aws_file, onprem_file
@@ -64,3 +64,21 @@ def command(
         )
     file.write_text(text, encoding="utf-8")
     click.echo(f"wrote {file}; edit it, then: ray up {file}, study run my.yaml --cluster {file}")
+
+
+def _study_name(name: str | None, file: Path) -> str:
+    """The name as YAML writes it; that of a file is made to fit, one that was chosen is not."""
+    import re
+
+    import yaml
+
+    from study.file import NAME
+
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-")[:100] or "study"
+    elif not NAME.fullmatch(name):
+        raise StudyError(
+            f"a study name is at most 100 letters, digits, '.', '_' or '-', not {name!r}"
+        )
+    # 2024, 1e3 or on would not be read as text without quotes.
+    return name if name[0].isalpha() and yaml.safe_load(name) == name else f"'{name}'"

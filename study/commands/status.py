@@ -28,11 +28,12 @@ def command(
         return _on_cluster(cluster, name, as_json=as_json, root=root, follow=follow)
     if follow:
         raise StudyError("--follow is for studies on a cluster; name it with --cluster")
-    from study.home import find_study, studies_root
-    from study.plan import PLAN_FILE
+    from study.home import find_study, studies_root, study_names
 
-    names = [name] if name else [p.parent.name for p in studies_root(root).glob(f"*/{PLAN_FILE}")]
-    reports = [_report(find_study(n, root)) for n in sorted(names)]
+    if name:
+        reports = [_report(find_study(name, root))]
+    else:
+        reports = [_report_or_damage(known, root) for known in study_names(root)]
     if as_json:
         print_json(reports[0] if name else reports)
         return 0
@@ -55,6 +56,16 @@ def _on_cluster(
     if name is None:
         raise StudyError("name the study to follow")
     return attach.follow(cluster, name)
+
+
+def _report_or_damage(name: str, root: Path | None) -> dict[str, Any]:
+    """One damaged study does not hide the others."""
+    from study.home import find_study
+
+    try:
+        return _report(find_study(name, root))
+    except StudyError as error:
+        return {"study": name, "state": "damaged", "error": str(error)}
 
 
 def _report(home: StudyHome) -> dict[str, Any]:
@@ -80,6 +91,9 @@ def _report(home: StudyHome) -> dict[str, Any]:
 def _print(report: dict[str, Any]) -> None:
     from study.display import number
 
+    if "error" in report:
+        click.echo(f"{report['study']}: {report['state']}  ({report['error']})")
+        return
     click.echo(f"{report['study']}: {report['state']}  ({report['directory']})")
     width = max(len(p["loss"]) for p in report["losses"])
     for p in report["losses"]:

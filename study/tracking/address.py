@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_DATABASES = ("sqlite", "postgresql", "postgres", "mysql", "mssql")
 
 
 def is_database(uri: str) -> bool:
     """Whether the URI names a database that this process reads and writes itself."""
     return uri.split(":", 1)[0].split("+", 1)[0] in _DATABASES
+
+
+def is_server(uri: str) -> bool:
+    """Whether the URI names an MLflow server."""
+    return uri.startswith(("http://", "https://"))
 
 
 def with_driver(uri: str) -> str:

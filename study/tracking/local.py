@@ -63,7 +63,7 @@ def relocate(study_dir: Path) -> int:
     `study_dir`. Does nothing when all is in its place.
 
     Raises:
-        StudyError: There is no store in `study_dir`.
+        StudyError: There is no store in `study_dir`, or it cannot be read.
     """
     database = study_dir.absolute() / DATABASE
     if not database.is_file():
@@ -71,10 +71,13 @@ def relocate(study_dir: Path) -> int:
     root = default_artifact_root(study_dir)
     new = root.as_uri()
     changed = 0
-    with closing(sqlite3.connect(database, timeout=30.0)) as connection, connection:
-        for old in _old_roots(connection, root):
-            for table, column in _COLUMNS:
-                changed += _replace(connection, table, column, old, new)
+    try:
+        with closing(sqlite3.connect(database, timeout=30.0)) as connection, connection:
+            for old in _old_roots(connection, root):
+                for table, column in _COLUMNS:
+                    changed += _replace(connection, table, column, old, new)
+    except sqlite3.DatabaseError as error:
+        raise StudyError(f"The MLflow store {database} cannot be read: {error}.") from None
     return changed
 
 

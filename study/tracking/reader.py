@@ -21,6 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from sqlalchemy.exc import SQLAlchemyError
 
 from search_spaces.space import Space, Value
 from study.errors import StudyError, nearest
@@ -104,12 +105,14 @@ def study_path(uri: str, study: str) -> str:
 def _asking(uri: str) -> Iterator[MlflowClient]:
     """A client whose failures are the user's to read: one line, no password."""
     parts = urlsplit(uri)
-    if parts.scheme == "sqlite" and not Path(parts.path.removeprefix("/")).exists():
-        raise StudyError(f"There is no tracking store at {parts.path.removeprefix('/')}.")
+    path = Path(parts.path.removeprefix("/"))
+    # MLflow would make its tables in an empty file: a reader makes nothing.
+    if parts.scheme == "sqlite" and not (path.exists() and path.stat().st_size):
+        raise StudyError(f"There is no tracking store at {path}.")
     with reader_settings():
         try:
             yield MlflowClient(tracking_uri=with_driver(uri))
-        except MlflowException as error:
+        except (MlflowException, SQLAlchemyError) as error:
             line = (str(error).strip().splitlines() or ["no reason given"])[0]
             reason = redact(line)[:300]
             raise StudyError(

@@ -52,6 +52,12 @@ class Rungs:
                 stop = score < self._threshold(self._sorted[milestone])
         return stop
 
+    def is_low(self, trial: str, epoch: int) -> bool:
+        """Whether a trial whose score was recorded at this epoch should stop there."""
+        if epoch not in self._scores or trial not in self._scores[epoch]:
+            return False
+        return self._scores[epoch][trial] < self._threshold(self._sorted[epoch])
+
     def replay(self, trial: str, curve: Mapping[int, float]) -> None:
         """Record a trial's learning curve without deciding anything."""
         for epoch in sorted(curve):

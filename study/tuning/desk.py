@@ -7,12 +7,13 @@ cluster reaches the study through these few calls.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from study.jobs import Job, Outcome
+from study.jobs import Job, Outcome, Progress
 from study.plan import Plan
 from study.requests import confirm_seed
 from study.table import State
@@ -66,23 +67,35 @@ class Desk:
         self._errors_dir, self._nodes_lost = errors_dir, nodes_lost
         self._nodes_lost_before: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
-        self._kept: dict[str, str] = {}
+        self._kept: dict[str, set[str]] = {}
         self._losses: dict[str, int] = {}
         self._tidy()
 
     def start(self) -> dict[str, Any] | None:
         """The next trial's spec as plain values; None when there is nothing to start now."""
-        if len(self.ledger.running) > self._slots():
-            return None
-        job = self.ledger.next_job()
-        if job is None:
-            return None
-        self._nodes_lost_before[job.trial] = self._nodes_lost()
-        self._listener.started(job)
-        spec = self._plan.trial_spec(
-            job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
-        )
-        return spec.to_dict()
+        while len(self.ledger.running) <= self._slots():
+            job = self.ledger.next_job()
+            if job is None:
+                return None
+            self._nodes_lost_before[job.trial] = self._nodes_lost()
+            self._listener.started(job)
+            try:
+                spec = self._plan.trial_spec(
+                    job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
+                )
+            except ValueError as error:  # one impossible point must not end the study
+                self._end(job, Outcome("failed", 0, math.nan, error=str(error)))
+                continue
+            return spec.to_dict()
+        return None
+
+    def progress(self) -> list[Progress]:
+        """How far each loss is; the trial that was asked for ahead does not run yet."""
+        return self.ledger.progress(slots=self._slots())
+
+    def running(self) -> dict[str, Job]:
+        """The jobs that run, without the one that was asked for ahead."""
+        return dict(itertools.islice(self.ledger.running.items(), self._slots()))
 
     def result(self, trial: str, result: Mapping[str, Any]) -> bool:
         """What a trial reports after an epoch; True when it must not go on."""
@@ -156,13 +169,13 @@ class Desk:
         self._keep_best(job)
 
     def _keep_best(self, job: Job) -> None:
-        """Drop the checkpoint of a trial that ended, or of the incumbent it replaces."""
+        """Drop the checkpoint of a trial that ended, or of the one it pushes out of the best."""
         if not self._is_kept(job):
             remove_checkpoint(self._checkpoint_dir, job.trial)
-        incumbent = self._incumbent(job.loss)
-        old, self._kept[job.loss] = self._kept.get(job.loss, ""), incumbent
-        if old and old != incumbent:
-            remove_checkpoint(self._checkpoint_dir, old)
+        best = self._best(job.loss)
+        old, self._kept[job.loss] = self._kept.get(job.loss, set()), best
+        for trial in sorted(old - best):
+            remove_checkpoint(self._checkpoint_dir, trial)
 
     def _tidy(self) -> None:
         """Drop what an earlier run could not: it may have died between an end and its clean-up."""
@@ -170,18 +183,17 @@ class Desk:
         for job in self.ledger.ended_jobs():
             if is_stored(job.trial) and not self._is_kept(job):
                 remove_checkpoint(self._checkpoint_dir, job.trial)
-        self._kept = {loss: self._incumbent(loss) for loss in self._plan.losses}
+        self._kept = {loss: self._best(loss) for loss in self._plan.losses}
         remove_leftovers(self._checkpoint_dir)
 
     def _is_kept(self, job: Job) -> bool:
-        """The incumbent of each loss, and the first confirmation of each point, are kept."""
+        """The best of each loss, and the first confirmation of each point, are kept."""
         if job.origin == "confirm":
             return job.seed == confirm_seed(self._plan, 0)
-        return job.trial == self._incumbent(job.loss)
+        return job.trial in self._best(job.loss)
 
-    def _incumbent(self, loss: str) -> str:
-        found = self.ledger.incumbent(loss)
-        return found[0] if found else ""
+    def _best(self, loss: str) -> set[str]:
+        return set(self.ledger.best(loss, self._plan.file.storage.keep_best))
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, float]:

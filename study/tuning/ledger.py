@@ -27,7 +27,8 @@ class Ledger:
     Args:
         plan: What to run.
         record: What was asked and came of it so far.
-        requests: Trainings asked for by name (sweeps, confirmations).
+        requests: Trainings asked for by name (sweeps, confirmations); those of earlier runs that
+            were never started are remembered.
         search: False runs only the requests and what was left unfinished.
     """
 
@@ -41,8 +42,9 @@ class Ledger:
     ) -> None:
         self._plan, self._record, self._search = plan, record, search
         self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
-        for loss, search_of in self._losses.items():
-            record.describe(loss, {"sampler": search_of.sampler_record()})
+        if record.writable:
+            for loss, search_of in self._losses.items():
+                record.describe(loss, {"sampler": search_of.sampler_record()})
         self._running: dict[str, Job] = {}
         self._curves: dict[str, dict[int, float]] = {}
         self._unfinished: list[Job] = []
@@ -55,10 +57,24 @@ class Ledger:
                 if outcome_of(trial) is None:
                     self._unfinished.append(job)
                     self._curves[job.trial] = dict(trial.intermediate_values)
-        for request in requests:
+        for request in record.requests():
             if request.identity not in identities:
                 identities.add(request.identity)
                 self._requests.append(request)
+        new = []
+        for request in requests:
+            if request.identity not in identities:
+                identities.add(request.identity)
+                new.append(request)
+        if new:
+            # Before the first of them starts: an interrupted sweep is continued like a search.
+            record.request(new)
+            self._requests += new
+
+    @property
+    def waiting(self) -> Sequence[Job]:
+        """Jobs that an earlier run left open, and requests that were not started yet."""
+        return [*self._unfinished, *self._requests]
 
     @property
     def running(self) -> Mapping[str, Job]:
@@ -76,7 +92,8 @@ class Ledger:
             return job
         job_or_none = self._next_request() or (self._next_searched() if self._search else None)
         if job_or_none is not None:
-            self._record.start(job_or_none)
+            notes = self._losses[job_or_none.loss].sampler_notes(job_or_none)
+            self._record.start(job_or_none, notes)
             self._losses[job_or_none.loss].started(job_or_none)
             self._running[job_or_none.trial] = job_or_none
         return job_or_none
@@ -94,14 +111,15 @@ class Ledger:
     def report(self, trial: str, epoch: int, score: float) -> bool:
         """A trial's score after an epoch; True when it should stop early.
 
-        An epoch that was reported before (its trial went on from an older checkpoint) is ignored.
+        An epoch that was reported before (its trial went on from an older checkpoint) is not
+        counted again; if it is the last one known, a decision to stop there may have been lost.
         """
         job = self._running.get(trial)
         if job is None:
             return False
         curve = self._curves.setdefault(trial, {})
         if epoch in curve:
-            return False
+            return epoch == max(curve) and self._losses[job.loss].is_low(job, epoch)
         curve[epoch] = score
         self._record.report(trial, epoch, score)
         return self._losses[job.loss].report(job, epoch, score)
@@ -126,12 +144,17 @@ class Ledger:
         if job is not None:
             self._unfinished.append(job)
 
-    def progress(self) -> list[Progress]:
-        """How far each loss is, in the plan's order."""
-        asked = [*self._requests, *self._unfinished]
+    def progress(self, *, slots: int | None = None) -> list[Progress]:
+        """How far each loss is, in the plan's order.
+
+        Args:
+            slots: Trials that can run at once; more than that are asked for but wait.
+        """
+        running = list(self._running.values())[:slots]
+        asked = self.waiting
         return [
             search.progress(
-                running=[j for j in self._running.values() if j.loss == loss],
+                running=[j for j in running if j.loss == loss],
                 waiting=[j for j in asked if j.loss == loss],
                 searching=self._search,
                 epochs_running=sum(
@@ -150,6 +173,10 @@ class Ledger:
     def incumbent(self, loss: str) -> tuple[str, dict[str, Value]] | None:
         """Key and values of the best finished trial of a loss's search, if any."""
         return self._losses[loss].incumbent()
+
+    def best(self, loss: str, count: int) -> list[str]:
+        """Keys of the best finished trials of a loss's search, best first."""
+        return self._losses[loss].best(count)
 
     def _next_request(self) -> Job | None:
         if not self._requests:

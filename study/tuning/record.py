@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from study.jobs import Job, Outcome
 
 JOURNAL_FILE = "optuna.journal"
 JOB, OUTCOME, TOLD = "job", "outcome", "told"
+REQUESTS = "requests/"
 
 _TOLD_STATE = {
     "finished": TrialState.COMPLETE,
@@ -50,6 +51,7 @@ class Record:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = directory / JOURNAL_FILE
+        self.writable = writable
         if writable:
             _cut_torn_line(path)
         try:
@@ -78,6 +80,18 @@ class Record:
             if study.user_attrs.get(key) != value:
                 study.set_user_attr(key, value)
 
+    def request(self, jobs: Sequence[Job]) -> None:
+        """Write down trainings that are asked for by name, before any of them starts."""
+        study = next(iter(self._extra.values()))
+        batches = sum(key.startswith(REQUESTS) for key in study.user_attrs)
+        study.set_user_attr(f"{REQUESTS}{batches}", [job.to_dict() for job in jobs])
+
+    def requests(self) -> list[Job]:
+        """Everything that was ever asked for by name, in order; most of it may have been run."""
+        known = next(iter(self._extra.values())).user_attrs
+        batches = sum(key.startswith(REQUESTS) for key in known)
+        return [Job(**job) for i in range(batches) for job in known[f"{REQUESTS}{i}"]]
+
     def searched(self, loss: str) -> list[FrozenTrial]:
         """The trials of the search, in the order they were asked."""
         return _with_job(self._search[loss].get_trials(deepcopy=False))
@@ -90,14 +104,15 @@ class Record:
         """All trials of a loss."""
         return self.searched(loss) + self.extra(loss)
 
-    def start(self, job: Job) -> None:
-        """Write down a job before it runs."""
+    def start(self, job: Job, notes: Mapping[str, Any] | None = None) -> None:
+        """Write down a job before it runs, with what its sampler noted on it."""
         study = self._search[job.loss] if is_search(job) else self._extra[job.loss]
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(job.values),
             distributions=self._spaces[job.loss].distributions,
             user_attrs={JOB: job.to_dict()},
+            system_attrs=dict(notes or {}),
         )
         self._ids[job.trial] = self._storage.create_new_trial(study._study_id, template)
 

@@ -99,7 +99,7 @@ def run(
         ) as tracker:
             _open_tracking(tracker, plan, data)
             say("scoring the untrained backbone")
-            for split in _splits(requests, search):
+            for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
             with ray_session(plan.file.resources, address, say):
                 desk = Desk(
@@ -181,11 +181,11 @@ def _shower(
     """What is done a few times a second while trials run."""
 
     def show() -> None:
-        progress = desk.ledger.progress()
+        progress = desk.progress()
         refresher.tick(progress)
         grown.update(sum(p.planned - p.ended for p in progress))
         if tick is not None:
-            tick(progress, desk.ledger.running)
+            tick(progress, desk.running())
 
     return show
 

@@ -11,18 +11,26 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.samplers import BaseSampler
 
 from search_spaces.scale import from_unit
 from search_spaces.space import Space, Value
 from trainables.seeding import derive
+
+MOST_LEVELS = 10_000
+"""Levels of a knob on a grid, at most."""
 
 
 def sobol_point(space: Space, index: int, *, seed: int) -> dict[str, Value]:
@@ -32,19 +40,43 @@ def sobol_point(space: Space, index: int, *, seed: int) -> dict[str, Value]:
     return {n: from_unit(space.distributions[n], u) for n, u in zip(names, unit, strict=True)}
 
 
-def grid_point(space: Space, index: int, *, points: int, seed: int) -> dict[str, Value]:
-    """Point `index` of a grid of about `points` points, in a shuffled order.
+def grid_points(space: Space, totals: Sequence[int], *, seed: int) -> list[dict[str, Value]]:
+    """The points of a grid, in a shuffled order, that is refined wherever it becomes too small.
 
-    Every knob gets as many levels as fit; the order is shuffled so that a grid that is cut short
-    is still spread out. Indices beyond the grid start again from its beginning.
+    Knobs get levels one at a time, the one with the fewest first, until the cells that were not
+    used yet are enough; so no point comes twice while there are others. The order is shuffled so
+    that a grid that is cut short is still spread out.
+
+    Args:
+        space: Whose knobs span the grid.
+        totals: Points up to the end of each stage: a later stage changes nothing in earlier ones.
+        seed: Of the order.
     """
     distributions = space.distributions
-    levels = max(2, math.floor(points ** (1.0 / len(distributions)) + 1e-9))
-    axes = [_levels(d, levels) for d in distributions.values()]
-    size = math.prod(len(axis) for axis in axes)
-    order = np.random.default_rng(derive(seed, "grid", space.loss)).permutation(size)
-    cell = next(itertools.islice(itertools.product(*axes), int(order[index % size]), None))
-    return dict(zip(distributions, cell, strict=True))
+    levels = {name: min(2, _most_levels(d)) for name, d in distributions.items()}
+    rng = np.random.default_rng(derive(seed, "grid", space.loss))
+    chosen: list[dict[str, Value]] = []
+    used: set[tuple[Value, ...]] = set()
+    for total in totals:
+        while True:
+            axes = [_levels(d, levels[name]) for name, d in distributions.items()]
+            taken = [cell for cell in used if all(v in a for v, a in zip(cell, axes, strict=True))]
+            growing = [n for n, d in distributions.items() if levels[n] < _most_levels(d)]
+            if math.prod(map(len, axes)) - len(taken) >= total - len(chosen) or not growing:
+                break
+            levels[min(growing, key=lambda name: levels[name])] += 1
+        cells = _shuffled(axes, rng)
+        for cell in itertools.chain((c for c in cells if c not in used), itertools.cycle(cells)):
+            if len(chosen) >= total:
+                break
+            used.add(cell)
+            chosen.append(dict(zip(distributions, cell, strict=True)))
+    return chosen
+
+
+def _shuffled(axes: Sequence[Sequence[Value]], rng: np.random.Generator) -> list[tuple[Value, ...]]:
+    cells = list(itertools.product(*axes))
+    return [cells[i] for i in rng.permutation(len(cells))]
 
 
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -104,10 +136,21 @@ def _levels(distribution: BaseDistribution, levels: int) -> list[Value]:
     """Values at the middles of equal cells of the sampling scale, without repetition."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)  # type: ignore[arg-type]
-    if isinstance(distribution, IntDistribution):
-        levels = min(levels, (distribution.high - distribution.low) // distribution.step + 1)
     values = [from_unit(distribution, (i + 0.5) / levels) for i in range(levels)]
     return list(dict.fromkeys(values))
+
+
+def _most_levels(distribution: BaseDistribution) -> int:
+    """How many levels a knob may grow to; a choice has all its values from the start."""
+    if isinstance(distribution, CategoricalDistribution):
+        return 1
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    if distribution.high == distribution.low:
+        return 1
+    if distribution.step is None:
+        return MOST_LEVELS
+    steps = round((distribution.high - distribution.low) / distribution.step, 6)
+    return min(math.floor(steps) + 1, MOST_LEVELS)
 
 
 def _block(index: int) -> int:

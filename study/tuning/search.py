@@ -12,12 +12,13 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from search_spaces.space import Value
+from study.corners import corners
 from study.jobs import Job, Outcome, Progress, trial_key
 from study.plan import Plan
 from study.table import Origin
 from study.tuning.asha import Rungs
 from study.tuning.record import TOLD, Record, is_search, job_of, outcome_of
-from study.tuning.sampling import grid_point, make_sampler, sampler_record, sobol_point
+from study.tuning.sampling import grid_points, make_sampler, sampler_record, sobol_point
 from trainables.seeding import derive
 
 _NEEDS_FULL_VALUES = ("gp", "cmaes")
@@ -43,7 +44,10 @@ class LossSearch:
         self._epochs = plan.epochs(loss)
         self._published = plan.published(loss)
         stop = self._search.stop_early
+        # A trial with a frozen backbone must not be judged against one that already trains it.
         warmup = plan.settings(loss, plan.example(loss))[0].warmup_epochs
+        if "warmup_epochs" in self._space.distributions:
+            warmup = max(int(v) for v in corners(self._space.distributions["warmup_epochs"]))
         self._rungs = Rungs(
             epochs=self._epochs if stop.enabled else 0,
             grace=max(stop.grace_epochs, warmup + 1),
@@ -59,6 +63,7 @@ class LossSearch:
         self._open_points = 0
         self._best: Job | None = None
         self._question: int | None = None
+        self._grid: list[dict[str, Value]] = []
         self._repeated: set[str] = set()
         self._mirror = optuna.create_study(direction="maximize")
         self._mirror_ids: dict[str, int] = {}
@@ -122,6 +127,12 @@ class LossSearch:
         """How much of the plan was handed out: the loss with the least is served first."""
         return (len(self._searched) + len(self._repeated)) / max(self.planned(), 1)
 
+    def sampler_notes(self, job: Job) -> dict[str, Any]:
+        """What the sampler wrote on its own point: CMA-ES keeps its whole state there."""
+        if job.origin != "bayes" or self._question is None:
+            return {}
+        return dict(self._mirror._storage.get_trial(self._question).system_attrs)
+
     # What happened?
 
     def started(self, job: Job) -> None:
@@ -151,6 +162,10 @@ class LossSearch:
         # sweep and confirmation must reach full length for the analyses to be unbiased.
         return low and job.origin == "bayes"
 
+    def is_low(self, job: Job, epoch: int) -> bool:
+        """Whether a score that was recorded before should have stopped the trial."""
+        return job.origin == "bayes" and self._rungs.is_low(job.trial, epoch)
+
     def ended(self, job: Job, outcome: Outcome, curve: Mapping[int, float]) -> None:
         """A job ended."""
         told = self.value_for_sampler(job, outcome)
@@ -179,6 +194,16 @@ class LossSearch:
         """Key and values of the best finished trial of the search."""
         best = self._best
         return (best.trial, dict(best.values)) if best else None
+
+    def best(self, count: int) -> list[str]:
+        """Keys of the best finished trials of the search, best first."""
+        # In the order of ending, so that the first of equals is the incumbent.
+        done = [
+            (trial, outcome.score)
+            for trial, outcome in self._outcomes.items()
+            if outcome.state == "finished" and is_search(self._jobs[trial])
+        ]
+        return [trial for trial, _ in sorted(done, key=lambda item: -item[1])[:count]]
 
     def progress(
         self,
@@ -229,8 +254,7 @@ class LossSearch:
         index = self._asked["bayes"]
         seed = self._search.seed
         if self._search.sampler == "grid":
-            points = self._plan.chosen(self.loss, 0)
-            return grid_point(self._space, index, points=points, seed=seed)
+            return self._grid_points()[index]
         self._mirror.sampler = make_sampler(
             self._search.sampler,
             seed=derive(seed, "sampler", self.loss, index) % 2**32,
@@ -239,6 +263,12 @@ class LossSearch:
         trial = self._mirror.ask(self._space.distributions)
         self._question = trial._trial_id
         return dict(trial.params)
+
+    def _grid_points(self) -> list[dict[str, Value]]:
+        if not self._grid:
+            totals = [self._plan.chosen(self.loss, i) for i in range(len(self._plan.stages))]
+            self._grid = grid_points(self._space, totals, seed=self._search.seed)
+        return self._grid
 
     def _repeated_points(self) -> list[Job]:
         """Points whose seeds are repeated before the sampler starts: published, some Sobol."""
@@ -302,19 +332,23 @@ class LossSearch:
         job, outcome = job_of(trial), outcome_of(trial)
         curve = dict(trial.intermediate_values)
         if is_search(job):
-            self._mirror_ids[job.trial] = self._add_to_mirror(job, curve)
+            notes = trial.system_attrs
+            self._mirror_ids[job.trial] = self._add_to_mirror(job, curve, notes)
         self.started(job)
         if is_search(job):
             self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
         if outcome is not None:
             self._take(job, outcome, curve, trial.user_attrs.get(TOLD))
 
-    def _add_to_mirror(self, job: Job, curve: Mapping[int, float]) -> int:
+    def _add_to_mirror(
+        self, job: Job, curve: Mapping[int, float], notes: Mapping[str, Any] | None = None
+    ) -> int:
         template = create_trial(
             state=TrialState.RUNNING,
             params=dict(job.values),
             distributions=self._space.distributions,
             intermediate_values=dict(curve),
+            system_attrs=dict(notes or {}),
         )
         storage = self._mirror._storage
         return storage.create_new_trial(self._mirror._study_id, template)

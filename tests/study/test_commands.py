@@ -16,7 +16,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from study.home import create_study, new_study
 from study.main import main
+from study.plan import build_plan
+from study.read_file import parse_study, read_study_file
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -73,6 +76,11 @@ def folder_of(classes: int, images: int) -> str:
     return "images"
 
 
+def one_lone_picture() -> str:
+    picture(Path("images") / "class99" / "0.png")
+    return folder_of(20, 3)
+
+
 def empty_folder() -> str:
     Path("images").mkdir()
     return "images"
@@ -102,6 +110,10 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
     "not yaml": ("name: [", "is not YAML"),
     "empty file": ("", "empty"),
     "bad type": (changed(search={"trials": "many"}), "`search.trials`"),
+    "epochs searched": (changed(training={"epochs": [2, 6]}), "epochs cannot be searched"),
+    "negative rate": (changed(training={"head_lr": [-1, 0.1]}), "`head_lr >= 0`"),
+    "rate that is no number": (changed(training={"head_lr": float("nan")}), "must be finite"),
+    "nested": ("a: " + 3000 * "[" + 3000 * "]", "nested too deeply"),
 }
 
 
@@ -131,9 +143,10 @@ def test_a_missing_file(study: Any) -> None:
         (lambda: "nowhere", "nowhere"),
         (empty_folder, "images"),
         (lambda: folder_of(16, 1), "at least 2 pictures"),
+        (lambda: one_lone_picture(), "class99 has 1"),
         (lambda: folder_of(3, 4), "classes"),
     ],
-    ids=["missing", "empty", "one image per class", "too few classes"],
+    ids=["missing", "empty", "one image per class", "one lone image", "too few classes"],
 )
 def test_a_bad_image_folder(make: Any, message: str, study: Any) -> None:
     path = make()
@@ -154,6 +167,47 @@ def test_an_unknown_study_names_the_nearest(study: Any, tmp_path: Path) -> None:
     assert damaged.code == 2
     assert "damaged" in damaged.err
     assert (tmp_path / "studies" / "mine" / "plan.json").read_text() == "{"
+
+
+@pytest.mark.parametrize("content", [b"this is no database" * 99, b""])
+@pytest.mark.parametrize("command", ["resume", "report", "ui"])
+def test_a_damaged_store_is_one_line(
+    command: str, content: bytes, study: Any, tmp_path: Path
+) -> None:
+    home = new_study("s", tmp_path / "studies")
+    create_study(home, build_plan(parse_study(STUDY)))
+    (home.directory / "mlflow.db").write_bytes(content)
+    done = study(command, "s")
+    assert done.code == 2
+    assert "mlflow.db" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_ctrl_c_says_how_to_go_on_wherever_it_strikes(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_study(new_study("s", tmp_path / "studies"), build_plan(parse_study(STUDY)))
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("study.tuning.run.open_data", interrupt)
+    done = study("resume", "s")
+    assert done.code == 130
+    assert "study resume s" in done.out
+
+
+def test_a_damaged_study_does_not_hide_the_others(study: Any, tmp_path: Path) -> None:
+    create_study(new_study("s", tmp_path / "studies"), build_plan(parse_study(STUDY)))
+    (tmp_path / "studies" / "mine").mkdir()
+    (tmp_path / "studies" / "mine" / "plan.json").write_text("{")
+    done = study("status")
+    assert done.code == 0
+    assert "mine: damaged" in done.out
+    assert "s: stopped" in done.out
+    states = {r["study"]: r["state"] for r in json.loads(study("status", "--json").out)}
+    assert states == {"mine": "damaged", "s": "stopped"}
+    assert study("status", "mine").code == 2
 
 
 def test_an_existing_name_is_refused_and_left_alone(study: Any, tmp_path: Path) -> None:
@@ -179,6 +233,19 @@ def test_new_never_overwrites(study: Any) -> None:
     assert done.code == 2
     assert Path("a.yaml").read_text() == before
     assert "name: a" in before
+
+
+@pytest.mark.parametrize("file", ["2024.yaml", "on.yaml", "my file.yaml", "_ü.yaml", "1e3.yaml"])
+def test_new_writes_a_file_that_check_accepts(file: str, study: Any) -> None:
+    assert study("new", file).code == 0
+    plan = build_plan(read_study_file(Path(file)))
+    assert plan.name == {"my file.yaml": "my-file", "_ü.yaml": "study"}.get(file, Path(file).stem)
+
+
+def test_new_refuses_an_impossible_name(study: Any) -> None:
+    done = study("new", "a.yaml", "--name", "a b")
+    assert done.code == 2
+    assert not Path("a.yaml").exists()
 
 
 def test_check_prints_the_plan_and_the_cost(study: Any) -> None:

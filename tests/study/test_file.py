@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from optuna.distributions import IntDistribution
 
 from study.errors import StudyError
 from study.plan import Plan, build_plan, load_plan, save_plan
@@ -81,12 +82,29 @@ def test_the_files_we_ship_are_valid_studies(name: str) -> None:
         ("resources: {cpus_per_trial: 0}", "`resources.cpus_per_trial`"),
         ("name: 'a/b'", "key 'name' appears twice"),
         ("training: [1]", "`training`"),
+        ("training: {head_lr: [1, 2, cubic]}", "`training.head_lr`: the third entry of a range"),
+        ("training: {head_lr: [2, 1]}", "`training.head_lr`: `low <= high` must hold"),
+        ("training: {head_lr: {low: 1, hihg: 2}}", "`training.head_lr.hihg`; did you mean 'high'"),
+        ("training: {head_lr: {low: 0, high: 1, step: 0}}", "greater than 0"),
+        ("training: {head_lr: {low: 0, high: 1, step: -1}}", "greater than 0"),
+        ("training: {head_lr: [0, .inf]}", "`training.head_lr.high`: input should be a finite"),
+        ("training: {head_lr: [.nan, 1]}", "`training.head_lr.low`: input should be a finite"),
+        ("training: {head_lr: {choices: [0.1, .inf]}}", "`choices` must be finite"),
+        ("training: {head_lr: {choices: [1, 1.0]}}", "`choices` must differ"),
+        ("training: {layer_norm: {choices: [[a]]}}", "a number, a word, true or false"),
+        ("training: {head_lr: }", "a number, a word, true or false"),
+        ("training: {head_lr: 2024-01-01}", "a number, a word, true or false"),
+        ("tracking: {uri: 'foo://bar'}", "http(s)://HOST"),
+        ("tracking: {uri: 'foo://me:secret@bar'}", "foo://me:***@bar"),
+        ("x: " + 2000 * "[" + 2000 * "]", "nested too deeply"),
     ],
 )
 def test_wrong_values_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(StudyError) as error:
         read_study_file(write(tmp_path, GOOD + text + "\n"))
     assert message in str(error.value)
+    assert "boolean" not in str(error.value)
+    assert "secret" not in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -105,6 +123,30 @@ def test_wrong_values_are_named(tmp_path: Path, text: str, message: str) -> None
         ("{proxy_anchor: {fixed: {pooling: median}}}", "avg, max, avg+max"),
         ("{proxy_anchor: {fixed: {batch_size: 2, images_per_class: 4}}}", "images_per_class"),
         ("{proxy_anchor: {search: {batch_size: [1.5, 4]}}}", "whole number"),
+        ("{soft_triple: {search: {centers: [1.5, 4]}}}", "whole number"),
+        (
+            "{proxy_anchor: {search: {batch_size: {low: 8, high: 16, step: 0.5}}}}",
+            "in steps of 0.5",
+        ),
+        ("[[a]]", "a loss is listed by its name, but got ['a']"),
+        ("{proxy_anchor: {search: {epochs: [2, 6]}}}", "epochs cannot be searched"),
+        ("{proxy_anchor: {search: {head_lr: [-1, 0.1]}}}", "`head_lr >= 0` must hold"),
+        ("{proxy_anchor: {search: {head_lr: {choices: [-0.1, 0.1]}}}}", "`head_lr >= 0` must hold"),
+        ("{proxy_anchor: {search: {head_lr: {choices: [x, y]}}}}", "`head_lr` is of type float"),
+        ("{proxy_anchor: {search: {alpha: [-5, 5]}}}", "`alpha > 0` must hold"),
+        ("{proxy_anchor: {search: {alpha: [-5, 5, log]}}}", "`low > 0`"),
+        ("{proxy_anchor: {search: {alpha: {choices: [x, y]}}}}", "must be a finite number"),
+        ("{proxy_anchor: {fixed: {alpha: abc}}}", "must be a finite number"),
+        ("{proxy_anchor: {fixed: {alpha: .nan}}}", "must be a finite number"),
+        ("{proxy_anchor: {fixed: {alpha: true}}}", "must be a finite number"),
+        ("{proxy_anchor: {fixed: {alpha: -5}}}", "`alpha > 0` must hold"),
+        ("{proxy_anchor: {fixed: {head_lr: .nan}}}", "`head_lr` must be finite"),
+        ("{proxy_anchor: {fixed: {augment: papre}}}", "did you mean 'papers'?"),
+        ("{proxy_anchor: {search: {augment: {choices: [none, x]}}}}", "unknown `augment` 'x'"),
+        (
+            "{proxy_anchor: {fixed: {batch_size: 8}, search: {images_per_class: [2, 16]}}}",
+            "images_per_class=16, batch_size=8",
+        ),
     ],
 )
 def test_wrong_losses_and_knobs_are_named(losses: str, message: str, tmp_path: Path) -> None:
@@ -112,6 +154,14 @@ def test_wrong_losses_and_knobs_are_named(losses: str, message: str, tmp_path: P
     with pytest.raises(StudyError) as error:
         build_plan(read_study_file(path))
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_whole_settings_are_searched_as_whole_numbers() -> None:
+    plan = plan_of({"training": {"embedding_dim": [16, 64], "warmup_epochs": [0, 2]}})
+    known = plan.spaces["triplet"].distributions
+    assert isinstance(known["embedding_dim"], IntDistribution)
+    assert isinstance(known["warmup_epochs"], IntDistribution)
 
 
 def test_training_values_are_not_searched() -> None:

@@ -12,9 +12,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from study.errors import StudyError
 from study.jobs import Job, Outcome
 from study.plan import Plan
 from study.requests import confirm_jobs, sweep_jobs
+from study.tuning.ledger import Ledger
+from study.tuning.record import Record
 from tests.study.tuning_simulation import closeness, drive, make_plan, open_ledger
 
 
@@ -103,6 +106,53 @@ def test_a_crash_changes_no_suggestion(tmp_path: Path, crash_after: int, sampler
     assert len(keys) == len(set(keys)) == 12
 
 
+def test_cma_es_goes_on_from_its_own_state(tmp_path: Path) -> None:
+    """Late in a search its points depend on all generations before, not on the last scores."""
+    search = {"sampler": "cmaes", "trials": 40, "repeats": 1, "stop_early": False}
+    plan = make_plan(losses=["triplet"], search=search)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = drive(open_ledger(plan, tmp_path / "a"), slots=1)
+    first = drive(open_ledger(plan, tmp_path / "b"), slots=1, crash_after=250)
+    rest = drive(open_ledger(plan, tmp_path / "b"), slots=1)
+    again = [job for job in rest if job.trial not in {j.trial for j in first}]
+    assert 5 < len(again) < 35
+    assert [j.identity for j in [*first, *again]] == [j.identity for j in whole]
+
+
+def test_an_extended_grid_repeats_no_point(tmp_path: Path) -> None:
+    search = {"sampler": "grid", "trials": 24, "repeats": 1, "sobol_share": 0.0}
+    plan = make_plan(losses=["triplet"], search=search)
+    first = drive(open_ledger(plan, tmp_path), slots=1)
+    more = drive(open_ledger(plan.extended(30), tmp_path), slots=1)
+    chosen = [job.point for job in [*first, *more] if job.origin == "bayes"]
+    assert len(set(chosen)) == len(chosen) == 53
+
+
+def test_no_trial_is_judged_while_another_may_still_warm_up(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], training={"epochs": 9, "warmup_epochs": [0, 3]})
+    assert open_ledger(plan, tmp_path)._losses["triplet"]._rungs.milestones == [4]
+
+
+def test_a_stop_that_was_decided_but_not_written_is_decided_again(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"stop_early": {"grace_epochs": 3}})
+    drive(open_ledger(plan, tmp_path), lambda job, epoch: 0.5 + epoch / 100, slots=1)
+    longer = plan.extended(2)
+    ledger = open_ledger(longer, tmp_path)
+    while (job := ledger.next_job()) is not None and job.origin != "bayes":
+        ledger.report(job.trial, 9, 0.6)
+        ledger.end(job.trial, Outcome("finished", 9, 0.6))
+    assert job is not None
+    assert not ledger.report(job.trial, 2, 0.1)
+    assert ledger.report(job.trial, 3, 0.1)  # and the process dies here
+    resumed = open_ledger(longer, tmp_path)
+    same = resumed.next_job()
+    assert same is not None
+    assert same.trial == job.trial
+    assert not resumed.report(job.trial, 2, 0.1)
+    assert resumed.report(job.trial, 3, 0.1)
+
+
 def test_rungs_are_rebuilt(tmp_path: Path) -> None:
     plan = make_plan(losses=["triplet"], search={"stop_early": {"grace_epochs": 3}})
     ledger = open_ledger(plan, tmp_path)
@@ -186,6 +236,25 @@ def test_requests_run_once(tmp_path: Path) -> None:
     assert open_ledger(plan, tmp_path).search_is_finished()
 
 
+@pytest.mark.parametrize("crash_after", [1, 30])
+def test_an_interrupted_sweep_is_continued_by_a_resume(tmp_path: Path, crash_after: int) -> None:
+    plan = make_plan(losses=["triplet"], protocol={"confirm_seeds": 2})
+    drive(open_ledger(plan, tmp_path))
+    best = incumbents_of(plan, tmp_path)
+    sweep = sweep_jobs(plan, best, knobs=["margin"], losses=plan.losses, values=3, seeds=1)
+    requests = [*sweep, *confirm_jobs(plan, best)]
+    first = drive(
+        open_ledger(plan, tmp_path, requests=requests, search=False), crash_after=crash_after
+    )
+    reader = Ledger(plan, Record(tmp_path, plan.spaces))
+    assert not reader.is_finished()
+    assert {job.split for job in reader.waiting} == {"validation", "test"}
+    rest = drive(open_ledger(plan, tmp_path))
+    assert {j.identity for j in [*first, *rest]} == {j.identity for j in requests}
+    assert len({j.trial for j in [*first, *rest]}) == len(requests)
+    assert open_ledger(plan, tmp_path).is_finished()
+
+
 def test_confirm_uses_fresh_seeds_common_to_all_points(tmp_path: Path) -> None:
     plan = make_plan(protocol={"confirm_seeds": 3})
     jobs = drive(open_ledger(plan, tmp_path))
@@ -228,22 +297,19 @@ def test_a_line_that_was_cut_short_is_mended(tmp_path: Path) -> None:
 
 
 def test_readers_write_nothing(tmp_path: Path) -> None:
-    from study.tuning.record import Record
-
     plan = make_plan()
     assert Record(tmp_path, plan.spaces).trials("triplet") == []
     assert list(tmp_path.iterdir()) == []
     drive(open_ledger(plan, tmp_path), crash_after=10)
     before = (tmp_path / "optuna.journal").read_bytes()
     assert len(Record(tmp_path, plan.spaces).trials("triplet")) > 0
+    other = make_plan(search={"sampler": "random"})  # as an older version would have described it
+    assert not Ledger(other, Record(tmp_path, plan.spaces)).is_finished()
     assert (tmp_path / "optuna.journal").read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["not json\n{}\n", '{"op_code": 99}\n', "[]\n"])
 def test_a_damaged_journal_is_one_line(tmp_path: Path, text: str) -> None:
-    from study.errors import StudyError
-    from study.tuning.record import Record
-
     (tmp_path / "optuna.journal").write_text(text)
     with pytest.raises(StudyError, match="damaged"):
         Record(tmp_path, make_plan().spaces, writable=True)

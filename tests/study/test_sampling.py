@@ -8,7 +8,7 @@ import pytest
 from search_spaces import get_space
 from search_spaces.scale import to_unit
 from search_spaces.space import Choice, Float, Int, Knob, Space
-from study.tuning.sampling import grid_point, make_sampler, sobol_point
+from study.tuning.sampling import grid_points, make_sampler, sobol_point
 
 SPACE = Space(
     loss="x",
@@ -40,11 +40,30 @@ def test_sobol_points_do_not_depend_on_how_many_were_asked() -> None:
     assert early != [sobol_point(SPACE, i, seed=4) for i in range(5)]
 
 
-def test_a_grid_holds_every_cell_once() -> None:
-    points = [grid_point(SPACE, i, points=81, seed=0) for i in range(3 * 3 * 3 * 2)]
-    assert len({tuple(p.items()) for p in points}) == 54
+@pytest.mark.parametrize("total", [1, 16, 17, 23, 54, 81, 200])
+def test_a_grid_has_as_many_points_as_are_asked(total: int) -> None:
+    points = grid_points(SPACE, [total], seed=0)
+    assert len({tuple(p.items()) for p in points}) == len(points) == total
     for point in points:
         SPACE.check_point(point)
+    if total >= 23:
+        assert all(len({p[name] for p in points}) >= 2 for name in SPACE.searched)
+    if total == 54:
+        assert [len({p[name] for p in points}) for name in SPACE.searched] == [3, 3, 3, 2]
+
+
+def test_a_grid_is_refined_without_repeating_a_point() -> None:
+    first = grid_points(SPACE, [23], seed=0)
+    more = grid_points(SPACE, [23, 25, 60], seed=0)
+    assert more[:23] == first
+    assert len({tuple(p.items()) for p in more}) == len(more) == 60
+
+
+def test_a_grid_without_further_values_starts_again() -> None:
+    small = Space(loss="x", paper="", scientific={"c": Knob(Int(1, 3), "c", "")})
+    points = grid_points(small, [5], seed=0)
+    assert len(points) == 5
+    assert {p["c"] for p in points[:3]} == {1, 2, 3}
 
 
 def test_samplers_by_name() -> None:

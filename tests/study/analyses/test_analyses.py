@@ -358,6 +358,18 @@ def test_lint_of_results() -> None:
     assert "no repeats" in _rules(lint.lint_results(single))
 
 
+def test_a_report_says_that_the_budget_was_too_small() -> None:
+    space = unit_space("a", ["x", "y", "z", "w"])
+    small = make_table([Problem(space, additive([0.1] * 4))], Plan(trials=6))
+    budget = {"budget too small", "too few space-filling trials"}
+    assert budget <= _rules(find(small, advised=1).lint)
+    large = make_table([Problem(space, additive([0.1] * 4))], Plan(trials=80))
+    assert not budget & _rules(lint.lint_table(large))
+    # While it runs, a study is judged by what is planned.
+    running = replace(small, protocol={**small.protocol, "trials_per_loss": 80})
+    assert not budget & _rules(lint.lint_table(running))
+
+
 # Several studies
 
 

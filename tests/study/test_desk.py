@@ -1,0 +1,120 @@
+"""The desk keeps a study going, whatever a single trial does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from search_spaces.space import Float
+from study.jobs import Job, Outcome
+from study.plan import Plan
+from study.tuning.desk import Desk
+from tests.study.driven import write_features
+from tests.study.tuning_simulation import make_plan, open_ledger
+from trainables.checkpoints import save_checkpoint
+from trainables.settings import TrialSpec
+from trainables.worker import Worker
+
+
+class Listener:
+    """Remembers how trials ended."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+
+    def started(self, job: Job) -> None:
+        pass
+
+    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        self.outcomes[job.trial] = outcome
+
+
+def open_desk(plan: Plan, directory: Path, listener: Listener) -> Desk:
+    return Desk(
+        plan,
+        open_ledger(plan, directory),
+        listener,
+        cache_dir=directory,
+        checkpoint_dir=str(directory / "checkpoints"),
+        slots=lambda: 1,
+        errors_dir=directory / "errors",
+    )
+
+
+def test_a_point_that_cannot_be_trained_fails_alone(tmp_path: Path) -> None:
+    """A plan made by an older version may hold a range that this one refuses."""
+    plan = make_plan(losses=["triplet"], search={"trials": 8, "sampler": "sobol", "repeats": 1})
+    space = plan.spaces["triplet"].with_changes(search={"weight_decay": Float(-1.0, 1.0)})
+    listener = Listener()
+    desk = open_desk(replace(plan, spaces={"triplet": space}), tmp_path, listener)
+    started = []
+    while (spec := desk.start()) is not None:
+        started.append(spec["settings"]["weight_decay"])
+        result = {"state": "finished", "epoch": 9, "score": 0.5}
+        assert desk.result(spec["trial"], result)
+    assert desk.ledger.is_finished()
+    assert min(started) >= 0
+    failed = [o for o in listener.outcomes.values() if o.state == "failed"]
+    assert 0 < len(failed) < 8
+    assert len(started) + len(failed) == 8
+    assert all("`weight_decay >= 0` must hold" in outcome.error for outcome in failed)
+
+
+def test_a_trial_that_waits_for_a_slot_does_not_run(tmp_path: Path) -> None:
+    desk = open_desk(make_plan(), tmp_path, Listener())
+    first, ahead = desk.start(), desk.start()
+    assert first is not None
+    assert ahead is not None
+    assert desk.start() is None
+    assert list(desk.running()) == [first["trial"]]
+    assert sum(p.running for p in desk.progress()) == 1
+    assert desk.result(first["trial"], {"state": "finished", "epoch": 9, "score": 0.5})
+    assert list(desk.running()) == [ahead["trial"]]
+
+
+def test_checkpoints_are_written_and_kept_as_the_file_says(tmp_path: Path) -> None:
+    storage = {"checkpoint_every": 3, "keep_best": 2}
+    plan = make_plan(losses=["triplet"], storage=storage, search={"trials": 6, "repeats": 1})
+    desk = open_desk(plan, tmp_path, Listener())
+    scores = [0.3, 0.5, 0.1, 0.4, 0.2, 0.4]
+    trials = []
+    for score in scores:
+        spec = desk.start()
+        assert spec is not None
+        assert spec["checkpoint_every"] == 3
+        trials.append(spec["trial"])
+        save_checkpoint(spec["checkpoint_dir"], spec["trial"], {"epoch": 9})
+        assert desk.result(spec["trial"], {"state": "finished", "epoch": 9, "score": score})
+    kept = {path.stem for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {trials[1], trials[3]}
+
+
+def test_an_exception_in_the_data_fails_one_trial(tmp_path: Path) -> None:
+    """The data of one trial cannot be read (a node without its disk); the others go on."""
+    path = write_features(tmp_path)
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "arrays", "path": str(path)},
+        training={"epochs": 1, "batch_size": 32, "embedding_dim": 4},
+        search={"trials": 4, "repeats": 1, "sampler": "sobol"},
+    )
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener)
+    trials: list[str] = []
+    while (spec := desk.start()) is not None:
+        trials.append(spec["trial"])
+        away = path.rename(tmp_path / "away") if len(trials) == 2 else None
+        worker = Worker()
+        worker.start(TrialSpec.from_dict(spec))
+        desk.result(spec["trial"], worker.step())
+        if away is not None:
+            away.rename(path)
+    assert desk.ledger.is_finished()
+    states = [listener.outcomes[trial].state for trial in trials]
+    assert states == ["finished", "failed", "finished", "finished"]
+    assert "features.npz" in listener.outcomes[trials[1]].error
+    assert "Traceback" in (tmp_path / "errors" / f"{trials[1]}.txt").read_text()
