@@ -53,6 +53,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByGroup(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print how far ranks differ from one process, if this run measured it."""
+    table = Path(config.cache.mkdir("exactness")) / "table.txt"
+    if table.exists():
+        terminalreporter.section("several ranks against one process")
+        terminalreporter.write(table.read_text(encoding="utf-8"))
+        table.unlink()
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Directory of real data, outside the repository; tests skip where there is none."""

@@ -27,7 +27,8 @@ def ray_session(
         yield
         return
     say("starting Ray" if address is None else f"connecting to Ray at {address}")
-    with environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
+    # A trial that was given no GPU sees none: it trains on its processors, with gloo.
+    with environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}):
         if address is None:
             _start(say)
         else:

@@ -120,8 +120,8 @@ def many_ranks(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
         "hurt",
         losses={"proxy_anchor": {"search": {"embedding_dim": {"choices": [8, 2**40]}}}},
         search={
-            "trials": 6,
-            "sampler": "sobol",
+            "trials": 14,
+            "sobol_share": 0.3,
             "repeats": 1,
             "stop_early": {"grace_epochs": 1, "reduction": 2},
         },
@@ -175,6 +175,33 @@ def two_nodes(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def parts_of_gpus(folder: Path) -> dict[str, Any]:
+    """Four trials at once, each with a quarter of a GPU: they share one."""
+    home, path = study(
+        folder,
+        "quarters",
+        losses=["triplet"],
+        training={"epochs": 12, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 8, "repeats": 1, "stop_early": False},
+        resources={"gpus_per_trial": 0.25, "cpus_per_trial": 1},
+    )
+    seen: list[tuple[int, float]] = []
+
+    def watch() -> None:
+        while ray.is_initialized() and not (home.directory / "done").exists():
+            trials = [a for a in actors("Trainable") if a["State"] == "ALIVE"]
+            seen.append((len(trials), TOTAL["GPU"] - ray.available_resources().get("GPU", 0.0)))
+            time.sleep(0.1)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    finished = execute(home, path)
+    (home.directory / "done").touch()
+    watcher.join(10)
+    trials, gpus = max(seen)
+    return {"finished": finished, "trials": trials, "gpus": gpus, "held": settled()}
+
+
 def dead_driver(folder: Path, address: str) -> dict[str, Any]:
     """A driver of its own is killed while its ranks train."""
     home, path = study(
@@ -209,6 +236,7 @@ def main(folder: Path) -> dict[str, Any]:
         return {
             "many_ranks": many_ranks(folder, seen),
             "two_nodes": two_nodes(folder, seen),
+            "parts": parts_of_gpus(folder),
             "dead_driver": dead_driver(folder, cluster.address),
         }
     finally:

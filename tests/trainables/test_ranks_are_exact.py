@@ -1,12 +1,11 @@
 """Any number of ranks gives the gradients and the weights of one, for every loss.
 
-The table at the end (`pytest -s`, or the file the test names) has the largest difference from one
-process, relative to the largest value of the same tensor.
+The table printed at the end of the run has the largest difference from one process, relative to the
+largest value of the same tensor.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -80,10 +79,10 @@ def test_ranks_equal_one_process(way: Way, rank_pool: RankPool, rows: list[str])
         assert after < 1e-9, name
 
 
-def test_the_table(rows: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "exactness.txt"
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    print(f"\n{path}", *rows, sep="\n")
+def test_the_table(rows: list[str], request: pytest.FixtureRequest) -> None:
+    """The table of the run's end (see `pytest_terminal_summary`)."""
+    folder = request.config.cache.mkdir("exactness")
+    (folder / "table.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
     assert len(rows) == 1 + sum(len(way.names) for way in WAYS)
 
 
