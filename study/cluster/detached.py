@@ -44,7 +44,8 @@ class Run:
 
     def hold(self) -> IO[str] | None:
         """The run's lock, as an open file; None when a run has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # The file's tracking URI may hold a password, which an error may repeat in the log.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (self.folder / "lock").open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

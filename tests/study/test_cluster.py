@@ -273,6 +273,7 @@ def test_following_starts_where_it_was_broken_off_and_ends_with_the_study(
 
 def test_a_study_that_runs_is_followed_not_started_twice(head_folder: Path) -> None:
     lock = detached.Run("far").hold()
+    assert detached.Run("far").folder.stat().st_mode & 0o077 == 0
     assert lock is not None
     assert detached.start("far", ["run"], FILE) == "far is running; following it"
     with pytest.raises(StudyError, match="extend it when it has ended"):
