@@ -8,7 +8,6 @@ Both give the same numbers.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.utils.rest_utils import http_request
 from numpy.typing import NDArray
 
+from study.environment import environment
 from study.tracking.address import is_database
 from study.tracking.records import INFINITY, KIND
 
@@ -92,13 +92,8 @@ def reader_settings() -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
+    with environment(wanted):
         yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def fetch_runs(client: MlflowClient, experiment_id: str, kind: str) -> list[RunRow]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from study.checks import describe_data, open_data
+from study.environment import environment
 from study.finishing import Refresher, publish
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress
@@ -22,7 +23,7 @@ from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
 from study.tuning.placement import nodes_lost, placement, slots
 from study.tuning.record import Record
-from study.tuning.session import environment, polite_stop, ray_session
+from study.tuning.session import polite_stop, ray_session
 from study.tuning.telling import TrackingListener
 
 REPORT_SECONDS = 180.0
@@ -101,7 +102,7 @@ def run(
             say("scoring the untrained backbone")
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
-            with ray_session(plan.file.resources, address, say):
+            with ray_session(resources, address, say):
                 desk = Desk(
                     plan,
                     ledger,

@@ -6,9 +6,10 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from study.environment import environment
 from study.file import ResourcesSection
 from study.tuning.placement import alive_nodes, check_room
 
@@ -74,15 +75,3 @@ def polite_stop() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, old)
-
-
-@contextlib.contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the time of a block; the user's own settings win."""
-    added = {k: v for k, v in values.items() if k not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for key in added:
-            os.environ.pop(key, None)

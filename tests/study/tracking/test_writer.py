@@ -298,6 +298,10 @@ def test_a_shipper_that_was_killed_is_replaced(
     assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
 
 
+def _full(file: int, data: bytes) -> int:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_full_disk_is_said_once_and_kills_nothing(
     study_dir: Path,
     open_tracker: Any,
@@ -308,11 +312,8 @@ def test_a_full_disk_is_said_once_and_kills_nothing(
     tracker = open_tracker(study_dir)
     story.open(tracker)
 
-    def full(file: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr("study.tracking.spool.os.write", full)
+        patch.setattr("study.tracking.spool.os.write", _full)
         story.trial(tracker, story.record("circle", 1))
     assert [record.message.count("No space left") for record in caplog.records] == [1]
     assert tracker.flush(60.0)
@@ -329,11 +330,8 @@ def test_records_lost_on_a_full_disk_are_said(
     tracker = open_tracker(study_dir)
     story.open(tracker)
 
-    def full(file: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr("study.tracking.spool.os.write", full)
+        patch.setattr("study.tracking.spool.os.write", _full)
         patch.setattr("study.tracking.spool.HELD_LINES", 2)
         story.trial(tracker, story.record("circle", 1))
     assert sum("some are lost" in record.message for record in caplog.records) == 1
