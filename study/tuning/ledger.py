@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from search_spaces.space import Value
 from study.jobs import Job, Outcome, Progress, trial_key
@@ -43,8 +44,8 @@ class Ledger:
         self._plan, self._record, self._search = plan, record, search
         self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
         if record.writable:
-            for loss, search_of in self._losses.items():
-                record.describe(loss, {"sampler": search_of.sampler_record()})
+            for loss, sampler in self.samplers().items():
+                record.describe(loss, {"sampler": sampler})
         self._running: dict[str, Job] = {}
         self._epochs: dict[str, int] = {}  # the last one reported, of trials that have not ended
         self._unfinished: list[Job] = []
@@ -71,6 +72,10 @@ class Ledger:
             # Before the first of them starts: an interrupted sweep is continued like a search.
             record.request(new)
             self._requests += new
+
+    def samplers(self) -> dict[str, dict[str, Any]]:
+        """The sampler of each loss, with every setting."""
+        return {loss: search.sampler_record() for loss, search in self._losses.items()}
 
     @property
     def waiting(self) -> Sequence[Job]:

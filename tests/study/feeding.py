@@ -9,8 +9,8 @@ from pathlib import Path
 from study.display import _Lines
 from study.home import StudyHome
 from study.tracking.writer import Tracker
+from study.tuning.describing import open_tracking
 from study.tuning.desk import Desk
-from study.tuning.run import _open_tracking
 from study.tuning.telling import TrackingListener
 from tests.study.tuning_simulation import closeness, made_up_data, make_plan, open_ledger
 
@@ -33,7 +33,7 @@ def held_after(folder: Path, *, sampler: str, epochs: int) -> int:
         experiment=plan.name,
     )
     try:
-        _open_tracking(tracker, plan, made_up_data())
+        open_tracking(tracker, plan, made_up_data(), {})
         desk = Desk(
             plan,
             open_ledger(plan, folder),
