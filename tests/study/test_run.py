@@ -181,7 +181,7 @@ def test_a_point_that_explodes_has_diverged(troubled: StudyHome) -> None:
     [
         (1, "failed", 0, "Input/output error"),
         (2, "failed", 0, "CUDA out of memory"),
-        (3, "diverged", 1, "the loss is nan"),
+        (3, "diverged", 1, "vectors are NaN"),
         (4, "finished", 3, ""),
     ],
     ids=["exception in data", "CUDA out of memory", "NaN loss", "killed worker"],
