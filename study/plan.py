@@ -113,6 +113,10 @@ class Plan:
         unique = [p for i, p in enumerate(points) if p not in points[:i]]
         return unique[: self.stages[0].points]
 
+    def left_out(self) -> list[str]:
+        """Published points that are not run because the ranges do not hold them, one line each."""
+        return [f"{loss}: {why}" for loss, space in self.spaces.items() for why in space.left_out]
+
     def sobol(self, loss: str, stage: int) -> int:
         """Space-filling points of a loss up to the end of a stage."""
         share = 1.0 if self.file.search.sampler == "sobol" else self.file.search.sobol_share

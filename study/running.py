@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +13,7 @@ import pandas as pd
 from search_spaces.space import Value
 from study.checks import open_data
 from study.display import open_display
-from study.errors import StudyError
+from study.errors import RayError, StudyError
 from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
 from study.plan import Plan
@@ -24,6 +26,8 @@ def begin(home: StudyHome, plan: Plan) -> None:
     with open_display(plan.name) as display:
         open_data(plan, cache_dir=cache_dir(), progress=display.building)
     create_study(home, plan)
+    for line in plan.left_out():
+        print(f"note: {line}", flush=True)
 
 
 def execute(
@@ -43,6 +47,9 @@ def execute(
     except KeyboardInterrupt:  # before trials run, or while the report is made
         print(GO_ON.format(home.name))
         return 130
+    except RayError as error:
+        print(f"study: {error}: {GO_ON.format(home.name)}", file=sys.stderr)
+        return 1
 
 
 def _execute(
@@ -67,6 +74,7 @@ def _execute(
             report=report,
             tick=display.show,
             say=display.say,
+            on_death=partial(_end_with_ray, home.name),
         )
         display.show(summary.progress, {})
     if not summary.tracked:
@@ -80,6 +88,12 @@ def _execute(
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _end_with_ray(name: str, process: str) -> None:
+    """Leave as after a power cut: Ray answers no more, and the record is in order at any moment."""
+    print(f"\nstudy: Ray's {process} died: {GO_ON.format(name)}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def run_points(

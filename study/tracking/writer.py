@@ -29,7 +29,7 @@ from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
 
 _log = logging.getLogger(__name__)
-_RESTART_SECONDS = 30.0
+_RESTART_SECONDS = 10.0
 
 
 class Tracker:
@@ -202,6 +202,7 @@ class Tracker:
             if now >= end:
                 return False
             if now - asked > 1.0:
+                self._revive_shipper()
                 self._hurry()
                 asked = now
             time.sleep(min(0.02, max(end - now, 0.0)))

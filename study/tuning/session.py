@@ -6,22 +6,39 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from study.environment import environment
+from study.errors import RayError
 from study.file import ResourcesSection
 from study.tuning.placement import alive_nodes, check_room
 
 STARTS = 3
 """A machine under load may take longer than the half minute Ray gives its own processes."""
 
+WATCH_SECONDS = 1.0
+VITAL = ("gcs_server", "raylet")
+"""Processes without which a Ray of our own answers nothing, and never will again."""
+
 
 @contextlib.contextmanager
 def ray_session(
-    resources: ResourcesSection, address: str | None, say: Callable[[str], None]
+    resources: ResourcesSection,
+    address: str | None,
+    say: Callable[[str], None],
+    on_death: Callable[[str], None],
 ) -> Iterator[None]:
-    """A Ray to run on: this process's, the one at `address`, or one of our own."""
+    """A Ray to run on: this process's, the one at `address`, or one of our own.
+
+    Args:
+        resources: What a trial takes.
+        address: A Ray cluster; None uses a running one of this process, else starts one.
+        say: Told in one line what is going on.
+        on_death: Told, in a thread, which process of a Ray of our own has died. Whoever waits for
+            that Ray waits for ever, so it had better end this process.
+    """
     import ray
 
     if ray.is_initialized():
@@ -35,11 +52,34 @@ def ray_session(
         else:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        if address is None:
-            check_room(resources, alive_nodes())
-        yield
+        with contextlib.nullcontext() if address else _watched(on_death):
+            if address is None:
+                check_room(resources, alive_nodes())
+            yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
+    from ray._private import worker
+
+    node, over = worker._global_node, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_SECONDS):
+            dead = [kind for kind, _ in node.dead_processes() if kind in VITAL]
+            if dead and not over.is_set():
+                on_death(dead[0])
+                return
+
+    thread = threading.Thread(target=watch, name="ray-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _start(say: Callable[[str], None]) -> None:
@@ -58,9 +98,10 @@ def _start(say: Callable[[str], None]) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            if attempt == STARTS or "timed out" not in str(error):
-                raise
-            say("Ray did not start in time; starting it again")
+            if attempt == STARTS:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise RayError(f"Ray does not start on this machine: {reason}") from None
+            say("Ray did not start; starting it again")
 
 
 @contextlib.contextmanager

@@ -27,10 +27,10 @@ class TrackingListener:
         plan: Plan,
         tags: Mapping[str, str],
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._tracker, self._plan, self._tags = tracker, plan, dict(tags)
-        self._clock = clock
+        self._clock = clock or time.time
 
     def started(self, job: Job) -> None:
         """A trial starts, or starts again."""

@@ -16,10 +16,13 @@ import pytest
 import yaml
 from PIL import Image
 
+from search_spaces.space import Space
+from study.analyses.lint import lint_spaces
 from study.home import create_study, new_study
 from study.main import main
-from study.plan import build_plan
+from study.plan import build_plan, load_plan
 from study.read_file import parse_study, read_study_file
+from study.running import begin
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -258,6 +261,34 @@ def test_check_prints_the_plan_and_the_cost(study: Any) -> None:
     assert report["data"]["train_classes"] == 75
     assert {loss["loss"] for loss in report["losses"]} == {"proxy_anchor", "triplet"}
     assert report["cost"]["epochs_at_most"] == 12
+
+
+def test_a_published_point_outside_the_ranges_is_refused_aloud(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At check, at run and in the report; the search goes on without it."""
+    narrow = {"proxy_anchor": {"search": {"alpha": [64, 128, "log"]}}, "triplet": None}
+    done = study("check", write(changed(losses=narrow)))
+    said = "alpha=32 is outside [64, 128] log"
+    assert said in done.out
+    home = new_study("s", tmp_path / "studies")
+    begin(home, build_plan(read_study_file(Path("my.yaml"))))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "note:" in line]
+    assert lines
+    assert all(line.startswith("note: proxy_anchor: the published point (") for line in lines)
+    assert all(said in line for line in lines)
+    plan = load_plan(home.directory)
+    assert plan.published("proxy_anchor") == []
+    assert len(plan.published("triplet")) == 1
+    stored = {loss: Space.from_dict(space.to_dict()) for loss, space in plan.spaces.items()}
+    found = lint_spaces(stored)
+    assert (
+        found[found["rule"] == "published out of range"]["message"]
+        .str.contains(said, regex=False)
+        .any()
+    )
+    fitting = build_plan(parse_study(STUDY)).spaces
+    assert "published out of range" not in set(lint_spaces(fitting)["rule"])
 
 
 def test_lists_for_scripts(study: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from study.tuning.run import run
 from tests.study.driven import (
     check_complete,
     check_consistent,
+    check_resumed,
     ended_trials,
     launch,
     recorded,
     wait_for,
+    write_features,
     write_study,
 )
+from tests.study.troubled import STRUCK, TroubledTrial
 
 CONTENT: dict[str, Any] = {
     "name": "small",
@@ -119,32 +123,87 @@ def test_confirm_reads_the_test_classes_and_registers_the_winner(
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
 
 
-def test_failures_and_divergence_are_results(
-    tmp_path: Path, shared_ray: None, data_cache: Path
-) -> None:
-    """A point that asks for too much memory fails alone; one that explodes has diverged."""
-    huge = 2**40
+HUGE = 2**40
+
+
+@pytest.fixture(scope="module")
+def troubled(
+    tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
+) -> StudyHome:
+    """A study whose trials are struck by this and that, while the clock jumps backwards."""
+    folder = tmp_path_factory.mktemp("troubled")
+    real, started = time.time, time.monotonic()
+
+    def jumping() -> float:
+        return real() - 3600.0 * int(time.monotonic() - started)
+
     home = start(
-        tmp_path,
+        folder,
+        data={"name": "arrays", "path": str(write_features(folder))},
         losses={
-            "triplet": {"search": {"embedding_dim": {"choices": [8, huge]}}},
-            "circle": {"search": {"backbone_lr": [1e-3, 1e30, "log"]}},
+            STRUCK: None,
+            "triplet": {"search": {"embedding_dim": {"choices": [8, HUGE]}}},
+            "circle": {"search": {"head_lr": [1e-3, 1e30, "log"]}, "fixed": {"clip_grad": 0.0}},
         },
-        training={"epochs": 2, "batch_size": 32},
-        search={"trials": 8, "repeats": 1, "sampler": "sobol"},
+        training={"epochs": 3, "batch_size": 32},
+        search={"trials": 7, "repeats": 1, "sampler": "sobol"},
     )
-    summary = run(home, load_plan(home.directory))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", jumping)
+        summary = run(home, load_plan(home.directory), trainable=TroubledTrial, report=False)
     assert summary.finished
-    trials = check_consistent(home)
-    failed = trials[trials["state"] == "failed"]
-    assert set(failed["loss"]) == {"triplet"}
-    assert (failed["knob.embedding_dim"] == huge).all()
-    assert len(failed) == (trials["knob.embedding_dim"] == huge).sum()
-    assert failed["error"].str.contains("memory").all()
-    assert {p.stem for p in (home.directory / "errors").iterdir()} == set(failed["trial"])
-    diverged = trials[trials["state"] == "diverged"]
-    assert set(diverged["loss"]) == {"circle"}
-    assert diverged["score"].isna().all()
+    assert summary.tracked
+    return home
+
+
+def test_a_point_that_needs_too_much_memory_fails_alone(troubled: StudyHome) -> None:
+    trials = check_complete(troubled)
+    mine = trials[trials["loss"] == "triplet"]
+    huge = mine["knob.embedding_dim"] == HUGE
+    assert 0 < huge.sum() < len(mine)
+    assert (mine[huge]["state"] == "failed").all()
+    assert mine[huge]["error"].str.contains("memory").all()
+    assert (mine[~huge]["state"] == "finished").all()
+
+
+def test_a_point_that_explodes_has_diverged(troubled: StudyHome) -> None:
+    trials = check_complete(troubled)
+    mine = trials[trials["loss"] == "circle"]
+    exploded = mine[mine["knob.head_lr"] > 1e20]
+    assert len(exploded)
+    assert (exploded["state"] == "diverged").all()
+    assert exploded["score"].isna().all()
+    assert (mine["state"] == "finished").any()
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "epochs", "words"),
+    [
+        (1, "failed", 0, "Input/output error"),
+        (2, "failed", 0, "CUDA out of memory"),
+        (3, "diverged", 1, "vectors are NaN"),
+        (4, "finished", 3, ""),
+    ],
+    ids=["exception in data", "CUDA out of memory", "NaN loss", "killed worker"],
+)
+def test_what_strikes_a_trial_strikes_it_alone(
+    troubled: StudyHome, number: int, state: str, epochs: int, words: str
+) -> None:
+    trials = check_complete(troubled)
+    mine = trials[trials["loss"] == STRUCK]
+    hit = mine[mine["number"] == number].to_dict("records")[0]
+    assert (hit["state"], hit["epochs"]) == (state, epochs)
+    assert words in hit["error"]
+    assert (troubled.errors / f"{hit['trial']}.txt").exists() == (state == "failed")
+    assert (mine[~mine["number"].between(1, 4)]["state"] == "finished").all(), "others train on"
+    assert (troubled.checkpoints / f"{STRUCK}-0004.killed").exists()
+
+
+def test_a_clock_that_goes_backwards_changes_nothing_but_times(troubled: StudyHome) -> None:
+    trials = check_complete(troubled)  # order and completeness come from steps
+    assert trials["started"].max() - trials["started"].min() > 3600
+    assert not trials.sort_values("number")["started"].is_monotonic_increasing
+    assert (trials[trials["state"] == "finished"]["seconds"] > 0).all()
 
 
 def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: Path) -> None:
@@ -161,7 +220,7 @@ def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: P
         assert (recorded(home)["state"] == "running").any()
         process = launch(root, "resume", "s", "--no-report")
     wait_for(home, ended_trials(home) + 2, process)
-    os.killpg(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)  # the driver alone: its workers learn it by themselves
     process.wait()
     before = recorded(home)
     assert (before["state"] == "running").any()
@@ -169,10 +228,5 @@ def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: P
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert "untrained backbone" in output
-    after = check_complete(home)
-    done = before[before["state"] != "running"]
-    kept = done.merge(after, on="trial", suffixes=("", "_after"))
-    assert (kept["state"] == kept["state_after"]).all()
-    assert len(kept) == len(done)
-    assert set(before["trial"]) <= set(after["trial"])
+    check_resumed(home, before)
     assert (home.report / "index.html").exists()
