@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
+from trainables.data.dataset import Dataset, Part
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
 from trainables.replica import DivergedError
@@ -124,6 +125,20 @@ def test_splits_share_no_class(bench: Bench) -> None:
             assert not (
                 split == "validation" and set(task.score.labels) & set(bench.dataset.test.labels)
             )
+
+
+@pytest.mark.parametrize("n_folds", [1, 2, 4])
+def test_validation_asks_queries_of_the_gallery_as_the_test_does(n_folds: int) -> None:
+    labels = np.repeat(np.arange(16), 6)
+    queries = np.tile([True, False, False], 32)
+    items = np.arange(96, dtype=np.float32)[:, None] + np.zeros(4, np.float32)
+    half = Part(items, labels, queries)
+    data = Dataset("arrays", half, half, tuple(map(str, range(16))), "")
+    for task in split_tasks(data, "validation", n_folds):
+        assert task.score.is_query is not None
+        np.testing.assert_array_equal(
+            task.score.is_query, queries[task.score.items[:, 0].astype(int)]
+        )
 
 
 @pytest.mark.parametrize("loss", LOSSES)
