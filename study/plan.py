@@ -30,7 +30,7 @@ from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
-from trainables.data.arrays import holds_features
+from trainables.data.array_files import holds_features
 from trainables.losses import loss_knobs
 from trainables.settings import Settings, TrialSpec, settings_from
 

@@ -28,6 +28,7 @@ def read_folder(
     size: int = 256,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read `path/CLASS/*`, classes halved by name, or `path/train/CLASS/*` and `path/test/CLASS/*`.
 
@@ -77,6 +78,7 @@ def read_folder(
         size=size,
         fit=fit,
         on_bad_image=on_bad_image,
+        on_duplicate=on_duplicate,
     )
 
 
