@@ -98,6 +98,7 @@ class Plan:
             folds=self.file.protocol.folds,
             objective=self.file.protocol.objective,
             recall_at=self.file.protocol.recall_at,
+            nmi=self.file.protocol.nmi,
             dataset={"name": self.file.data.name, **self.file.data.options},
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),

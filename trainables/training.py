@@ -156,7 +156,7 @@ def untrained_metrics(spec: TrialSpec, bench: Bench) -> dict[str, float]:
     scored = []
     for task in split_tasks(bench.dataset, spec.split, spec.folds):
         vectors = embed(model, task.score, augment, Alone(torch.device("cpu")))
-        scored.append(score_vectors(vectors, task.score, spec.recall_at))
+        scored.append(score_vectors(vectors, task.score, spec))
     return _mean(scored)
 
 

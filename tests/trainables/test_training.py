@@ -15,7 +15,8 @@ from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkp
 from trainables.data.dataset import Dataset, Part
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
-from trainables.replica import DivergedError
+from trainables.replica import DivergedError, embed
+from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
 from trainables.training import Training, split_tasks, untrained_metrics
 from trainables.workbench import Bench, open_bench
@@ -94,6 +95,19 @@ def test_training_learns_unseen_classes(bench: Bench) -> None:
         result = training.run_epoch()
     assert result["score"] > 1.5 * untrained["map_at_r"]
     assert result["metrics"]["recall_at_1"] > untrained["recall_at_1"]
+
+
+def test_nmi_is_scored_when_asked_for(bench: Bench) -> None:
+    spec = spec_of("triplet")
+    assert "nmi" not in Training(spec, bench).replicas[0].score()
+    asked = replace(spec, nmi=True)
+    replica = Training(asked, bench).replicas[0]
+    expected = nmi(
+        embed(replica.model, replica.task.score, replica.augment), replica.task.score.labels
+    )
+    assert replica.score()["nmi"] == expected
+    assert 0 < expected < 1
+    assert 0 < untrained_metrics(asked, bench)["nmi"] < 1
 
 
 def test_seeds_differ_and_repeat(bench: Bench) -> None:
