@@ -12,6 +12,7 @@ from search_spaces.scale import from_unit
 from study.errors import StudyError
 from study.plan import Plan
 from trainables.data.cache import Progress
+from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
 from trainables.training import split_tasks
 from trainables.workbench import Bench, open_bench
@@ -39,6 +40,11 @@ def check_classes(plan: Plan, bench: Bench) -> None:
     """Raise ValueError unless each loss can fill its batches on every fold."""
     tasks = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)
     _no_lone_classes(bench)
+    for part, name in [
+        *((task.score, "validation") for task in tasks),
+        (bench.dataset.test, "test"),
+    ]:
+        _something_to_find(part, name)
     for loss in plan.losses:
         for task in tasks:
             try:
@@ -77,8 +83,20 @@ def describe_data(plan: Plan, bench: Bench) -> dict[str, Any]:
         "kind": data.train.kind,
         **{f"{k}_items": len(v) for k, v in parts.items()},
         **{f"{k}_classes": len(np.unique(v)) for k, v in parts.items()},
-        "notes": list(data.notes),
+        "notes": list(bench.notes),
     }
+
+
+def _something_to_find(part: Part, name: str) -> None:
+    """A query finds gallery items of its class, if there are any."""
+    if part.is_query is None:
+        return
+    shared = np.intersect1d(part.labels[part.is_query], part.labels[~part.is_query])
+    if not len(shared):
+        raise ValueError(
+            f"data: no {name} query has an item of its class in the gallery: {name} classes have "
+            f"{int(part.is_query.sum()):,} queries of {len(part):,} items"
+        )
 
 
 def _no_lone_classes(bench: Bench) -> None:

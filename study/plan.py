@@ -30,7 +30,7 @@ from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
-from trainables.data.arrays import holds_features
+from trainables.data.array_files import holds_features
 from trainables.losses import loss_knobs
 from trainables.settings import Settings, TrialSpec, settings_from
 
@@ -98,6 +98,7 @@ class Plan:
             folds=self.file.protocol.folds,
             objective=self.file.protocol.objective,
             recall_at=self.file.protocol.recall_at,
+            nmi=self.file.protocol.nmi,
             dataset={"name": self.file.data.name, **self.file.data.options},
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),

@@ -24,7 +24,9 @@ GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
 def begin(home: StudyHome, plan: Plan) -> None:
     """Make the study's directory, once its data are known to fit; nothing is written before."""
     with open_display(plan.name) as display:
-        open_data(plan, cache_dir=cache_dir(), progress=display.building)
+        bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
+    for note in bench.notes:
+        print(f"{plan.name}: note: {note}")
     create_study(home, plan)
     for line in plan.left_out():
         print(f"note: {line}", flush=True)

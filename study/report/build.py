@@ -69,7 +69,8 @@ def facts(table: TrialTable) -> list[tuple[str, str]]:
     """The protocol, as the page's header prints it."""
     names = ("dataset", "backbone", "objective", "epochs", "folds")
     known = [(n, str(table.protocol[n])) for n in names if table.protocol.get(n) is not None]
-    return [(n, metric_label(v) if n == "objective" else v) for n, v in known]
+    told = [(n, metric_label(v) if n == "objective" else v) for n, v in known]
+    return [*told, *(("note", str(note)) for note in table.protocol.get("notes") or ())]
 
 
 def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str]]:

@@ -51,6 +51,7 @@ def protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
         "trials_per_loss": file.search.trials,
         "seed": file.search.seed,
         "recall_at": ", ".join(map(str, file.protocol.recall_at)),
+        "notes": list(data["notes"]),
     }
 
 

@@ -13,16 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from search_spaces.space import Space
 from study.analyses.lint import lint_spaces
+from study.checks import describe_data, open_data
 from study.home import create_study, new_study
 from study.main import main
 from study.plan import build_plan, load_plan
 from study.read_file import parse_study, read_study_file
 from study.running import begin
+from study.tuning.describing import protocol_record
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -289,6 +292,28 @@ def test_a_published_point_outside_the_ranges_is_refused_aloud(
     )
     fitting = build_plan(parse_study(STUDY)).spaces
     assert "published out of range" not in set(lint_spaces(fitting)["rule"])
+
+
+def test_what_did_not_fit_of_the_weights_is_said(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainables.backbone import build_backbone
+
+    state = dict(build_backbone("conv4", in_channels=1, image_size=28).model.state_dict())
+    del state["blocks.13.bias"]
+    torch.save(state, "weights.pth")
+    content = changed(backbone={"name": "conv4", "pretrained": "weights.pth"})
+    said = "note: weights: weights.pth: 23 weights loaded; 1 missing (blocks.13.bias)"
+    done = study("check", write(content))
+    assert done.code == 0, done.err
+    assert said in done.out
+    # What `study run` does before trials start, and what it keeps of it.
+    monkeypatch.setattr("study.running.execute", lambda *_, **__: 0)
+    assert said in study("run", "my.yaml").out
+    plan = build_plan(read_study_file(Path("my.yaml")))
+    data = describe_data(plan, open_data(plan, cache_dir=tmp_path / "cache"))
+    kept = protocol_record(plan, data)
+    assert kept["notes"] == [said.removeprefix("note: ")]
 
 
 def test_lists_for_scripts(study: Any) -> None:

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
+from trainables.data.dataset import Dataset, Part
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
-from trainables.replica import DivergedError
+from trainables.replica import DivergedError, embed
+from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
 from trainables.training import Training, split_tasks, untrained_metrics
 from trainables.workbench import Bench, open_bench
@@ -95,6 +97,19 @@ def test_training_learns_unseen_classes(bench: Bench) -> None:
     assert result["metrics"]["recall_at_1"] > untrained["recall_at_1"]
 
 
+def test_nmi_is_scored_when_asked_for(bench: Bench) -> None:
+    spec = spec_of("triplet")
+    assert "nmi" not in Training(spec, bench).replicas[0].score()
+    asked = replace(spec, nmi=True)
+    replica = Training(asked, bench).replicas[0]
+    expected = nmi(
+        embed(replica.model, replica.task.score, replica.augment), replica.task.score.labels
+    )
+    assert replica.score()["nmi"] == expected
+    assert 0 < expected < 1
+    assert 0 < untrained_metrics(asked, bench)["nmi"] < 1
+
+
 def test_seeds_differ_and_repeat(bench: Bench) -> None:
     score = [
         Training(spec_of("triplet", seed=seed), bench).run_epoch()["score"] for seed in (1, 1, 2)
@@ -124,6 +139,20 @@ def test_splits_share_no_class(bench: Bench) -> None:
             assert not (
                 split == "validation" and set(task.score.labels) & set(bench.dataset.test.labels)
             )
+
+
+@pytest.mark.parametrize("n_folds", [1, 2, 4])
+def test_validation_asks_queries_of_the_gallery_as_the_test_does(n_folds: int) -> None:
+    labels = np.repeat(np.arange(16), 6)
+    queries = np.tile([True, False, False], 32)
+    items = np.arange(96, dtype=np.float32)[:, None] + np.zeros(4, np.float32)
+    half = Part(items, labels, queries)
+    data = Dataset("arrays", half, half, tuple(map(str, range(16))), "")
+    for task in split_tasks(data, "validation", n_folds):
+        assert task.score.is_query is not None
+        np.testing.assert_array_equal(
+            task.score.is_query, queries[task.score.items[:, 0].astype(int)]
+        )
 
 
 @pytest.mark.parametrize("loss", LOSSES)
