@@ -108,6 +108,7 @@ def _ship(settings: Settings, orders: Orders) -> None:
             refused = apply(records) if records else 0
         except Exception as error:
             traceback.print_exc()
+            consumer.sync()
             consumer.report(_reason(error))
             if orders.closed:
                 return  # the spool keeps the rest for the next time

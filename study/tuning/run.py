@@ -8,13 +8,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from study.checks import describe_data, open_data
+from study.code_version import code_version
 from study.environment import environment
 from study.finishing import Refresher, publish
 from study.home import StudyHome, cache_dir
-from study.jobs import Job, Progress
+from study.jobs import Job, Progress, Split
 from study.plan import Plan
 from study.tracking.local import relocate
 from study.tracking.writer import Tracker
@@ -24,7 +25,7 @@ from study.tuning.ledger import Ledger
 from study.tuning.placement import nodes_lost, placement, slots
 from study.tuning.record import Record
 from study.tuning.session import polite_stop, ray_session
-from study.tuning.telling import TrackingListener
+from study.tuning.telling import TrackingListener, tell_again
 
 REPORT_SECONDS = 180.0
 """Least time between two reports while a study runs."""
@@ -99,6 +100,8 @@ def run(
             experiment=plan.name,
         ) as tracker:
             _open_tracking(tracker, plan, data)
+            tags = _tags(data)
+            tell_again(tracker, plan, record, tags)
             say("scoring the untrained backbone")
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
@@ -106,7 +109,7 @@ def run(
                 desk = Desk(
                     plan,
                     ledger,
-                    TrackingListener(tracker, plan, _tags(data)),
+                    TrackingListener(tracker, plan, tags),
                     cache_dir=cache_dir(),
                     checkpoint_dir=home.checkpoint_place(plan),
                     errors_dir=home.errors,
@@ -237,21 +240,15 @@ def study_note(plan: Plan, data: Mapping[str, Any]) -> str:
 
 
 def _tags(data: Mapping[str, Any]) -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        code = version("dml-study")
-    except PackageNotFoundError:
-        code = "unknown"
-    return {"data_fingerprint": str(data["fingerprint"]), "code_version": code}
+    return {"data_fingerprint": str(data["fingerprint"]), "code_version": code_version()}
 
 
-def _splits(requests: Sequence[Job], search: bool) -> list[str]:
-    splits = {job.split for job in requests} | ({"validation"} if search else set())
-    return sorted(splits, reverse=True)
+def _splits(requests: Sequence[Job], search: bool) -> list[Split]:
+    wanted = {job.split for job in requests}
+    return [s for s in get_args(Split) if s in wanted or (search and s == "validation")]
 
 
-def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
+def _baseline(plan: Plan, bench: Any, split: Split) -> dict[str, float]:
     from dataclasses import replace
 
     from trainables.training import untrained_metrics
@@ -260,7 +257,7 @@ def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
     values = plan.example(loss)
     job = Job("untrained", loss, 0, "published", values, seed=0)
     spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
-    return untrained_metrics(replace(spec, split=split), bench)  # type: ignore[arg-type]
+    return untrained_metrics(replace(spec, split=split), bench)
 
 
 def _trial_name(trial: Any) -> str:
