@@ -36,7 +36,7 @@ SCORE_STD = "score_std"
 SECONDS = "seconds"
 _TEXTS = ("trial", "loss", "origin", "state", "split", "point", "anchor", "swept", "host", "error")
 _INTEGERS = ("number", "seed", "epochs")
-_TAGS = (names.TRIAL, *_TEXTS, *_INTEGERS)
+_TAGS = (names.TRIAL, SECONDS, *_TEXTS, *_INTEGERS)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StudyEntry:
 def read_table(uri: str, study: str) -> TrialTable:
     """The study's trial table.
 
-    A trial's score and metrics are those of its last epoch, its seconds the sum over its epochs.
+    A trial's score and metrics are those of its last epoch, its seconds those of all epochs.
 
     Raises:
         StudyError: The store does not answer, or holds no such study.
@@ -69,18 +69,19 @@ def read_table(uri: str, study: str) -> TrialTable:
         )
         rows = _unique(found)
         base = fetch_runs(client, experiment, {names.KIND: "baseline"})
-        keys = {
-            prefix + name for name in (objective, SECONDS) for prefix in ("", names.TEST_PREFIX)
-        }
-        history = fetch_history(client, experiment, rows, keys)
-    curves = _curves(rows, history, objective)
-    trials = _trials(rows, curves, objective, spaces)
+        history = fetch_history(client, experiment, rows, _both(objective))
+        # Those that run, and those of stores of earlier versions, do not say how long they took.
+        untold = [r for r in rows if SECONDS not in r.tags or r.tags.get("state") == "running"]
+        times = fetch_history(client, experiment, untold, _both(SECONDS)) if untold else None
+    curves = _curves(rows, history)
+    trials = _trials(rows, objective, spaces)
+    trials["seconds"] = _seconds(rows, untold, times)
     baseline = {split: dict(values) for split, values in plan.get("baseline", {}).items()}
     baseline |= _baseline(base)
     return TrialTable(
         study=study,
         trials=trials,
-        curves=curves.drop(columns=[SECONDS]),
+        curves=curves,
         spaces=spaces,
         protocol=protocol,
         baseline=baseline,
@@ -174,28 +175,38 @@ def _unique(rows: Sequence[RunRow]) -> list[RunRow]:
     )
 
 
-def _curves(rows: Sequence[RunRow], history: History, objective: str) -> pd.DataFrame:
-    """Score and seconds by trial and epoch; of a value logged twice the first."""
-    columns = [objective, SECONDS]
-    plain = [names.metric_name(key) for key in history.keys]
-    column = np.array([columns.index(name) for name in plain], dtype=np.int64)
+def _both(name: str) -> list[str]:
+    """A metric on validation classes and on test classes."""
+    return [name, names.TEST_PREFIX + name]
+
+
+def _curves(rows: Sequence[RunRow], history: History) -> pd.DataFrame:
+    """Scores by trial and epoch; of a value logged twice the first."""
     width = int(history.step.max(initial=0)) + 1
-    cells, place = np.unique(history.run * width + history.step, return_inverse=True)
-    wide = np.full((len(cells), len(columns)), np.nan)
-    # Of repeated places the last assignment stays: backwards in time, the first value.
-    wide[place[::-1], column[history.key[::-1]]] = history.value[::-1]
+    # Of equal cells the first place is given, and the history is in order of time.
+    cells, first = np.unique(history.run * width + history.step, return_index=True)
     trials = np.array([row.tags[names.TRIAL] for row in rows], dtype=object)
     frame = pd.DataFrame({"trial": trials[cells // width], "epoch": cells % width})
-    frame["score"], frame[SECONDS] = wide[:, 0], wide[:, 1]
+    frame["score"] = history.value[first]
     return frame.astype({"trial": "str", "epoch": "int64"})
 
 
-def _trials(
-    rows: Sequence[RunRow],
-    curves: pd.DataFrame,
-    objective: str,
-    spaces: Mapping[str, Space],
-) -> pd.DataFrame:
+def _seconds(
+    rows: Sequence[RunRow], untold: Sequence[RunRow], times: History | None
+) -> NDArray[np.float64]:
+    """How long each trial trained: as it said at its end, else the sum over its epochs."""
+    sums = np.zeros(len(untold))
+    if times is not None:
+        keys, first = np.unique(np.stack([times.run, times.step]), axis=1, return_index=True)
+        np.add.at(sums, keys[0], times.value[first])
+        silent = ~np.isin(np.arange(len(untold)), keys[0])
+        sums[silent & np.array([row.last_step > 0 for row in untold])] = np.nan
+    known = {row.run_id: total for row, total in zip(untold, sums, strict=True)}
+    told = [known[r.run_id] if r.run_id in known else float(r.tags[SECONDS]) for r in rows]
+    return np.array(told, dtype="float64")
+
+
+def _trials(rows: Sequence[RunRow], objective: str, spaces: Mapping[str, Space]) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             **{name: [row.tags.get(name, "") for row in rows] for name in _TEXTS},
@@ -214,10 +225,7 @@ def _trials(
     score[frame["state"].isin(["diverged", "failed"]).to_numpy()] = np.nan
     frame["score"] = score
     frame["score_std"] = last.pop(SCORE_STD, np.full(len(rows), np.nan))
-    totals = curves.groupby("trial", sort=False)[SECONDS].sum(min_count=1)
-    seconds = totals.reindex(frame["trial"]).to_numpy(dtype="float64", copy=True)
-    seconds[frame["epochs"].to_numpy() == 0] = 0.0
-    frame["seconds"] = seconds
+    frame["seconds"] = np.nan
     for name, knob_values in _knob_columns(rows, spaces).items():
         frame[KNOB + name] = knob_values
     for name, values in last.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # SQLAlchemy takes any character but @ for a password, so a user with a password ends at the last @,
@@ -43,15 +43,20 @@ def redact(text: str) -> str:
     >>> redact("https://ghp_1234@host/x")
     'https://***@host/x'
     """
-    return _redact(text, _secrets())
+    return _redact(text, secrets_of_environment())
 
 
-def redact_all(value: Any) -> Any:
-    """The same for every text inside of JSON values; names of settings stay."""
-    return _walk(value, _secrets())
+def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
+    """The same for every text inside of JSON values; names of settings stay.
+
+    Args:
+        value: JSON types.
+        secrets: What `secrets_of_environment` gave before; None asks it again.
+    """
+    return _walk(value, secrets_of_environment() if secrets is None else secrets)
 
 
-def _walk(value: Any, secrets: list[str]) -> Any:
+def _walk(value: Any, secrets: Sequence[str]) -> Any:
     if isinstance(value, str):
         return _redact(value, secrets)
     if isinstance(value, Mapping):
@@ -61,14 +66,14 @@ def _walk(value: Any, secrets: list[str]) -> Any:
     return value
 
 
-def _entry(key: Any, value: Any, secrets: list[str]) -> Any:
+def _entry(key: Any, value: Any, secrets: Sequence[str]) -> Any:
     """A setting by its name: an option called `token` is secret whatever it looks like."""
     if isinstance(key, str) and isinstance(value, str) and _SECRET_VARIABLE.search(key):
         return "***" if value else value
     return _walk(value, secrets)
 
 
-def _redact(text: str, secrets: list[str]) -> str:
+def _redact(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     if "@" in text:
@@ -78,7 +83,7 @@ def _redact(text: str, secrets: list[str]) -> str:
     return _KNOWN.sub("***", text)
 
 
-def _secrets() -> list[str]:
+def secrets_of_environment() -> list[str]:
     """Words that this process was given to keep, longest first."""
     found = {
         value

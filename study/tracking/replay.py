@@ -49,6 +49,7 @@ class Replay:
         self._trials: dict[str, _Trial] = {}
         self._objective = ""
         self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
+        self._common["mlflow.source.type"] = "LOCAL"
 
     def apply(self, records: Sequence[Record]) -> int:
         """Bring the store up to these records; gives how many it refused.
@@ -107,7 +108,7 @@ class Replay:
             run = self._start(trial.start)
         else:
             run = self._home.known(("trial", name))
-        tags = {key: trial.end[key] for key in ("state", "host", "error")} if trial.end else {}
+        tags = trial.end["words"] if trial.end else {}
         self._home.write(run, params=params, tags=tags, epochs=trial.epochs)
         if trial.end is not None:
             self._end(run, trial.end)
@@ -129,7 +130,7 @@ class Replay:
         timed = [(e, began + pace * i, values) for i, (e, values) in enumerate(epochs, start=1)]
         words = {"restored": "from the journal"} if run.epoch < last else {}
         if state != "running":
-            words |= {name: record[name] for name in ("state", "host", "error")}
+            words |= record["words"]
         self._home.write(run, params=record["params"], tags=words, epochs=timed)
         if state != "running":
             self._end(run, record)

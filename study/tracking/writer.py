@@ -25,7 +25,7 @@ from study.table import State
 from study.tracking.address import is_database
 from study.tracking.local import ARTIFACTS
 from study.tracking.records import Split, TrialRecord, encode, metric_key, param_key, run_name
-from study.tracking.redaction import redact, redact_all
+from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
 
@@ -78,7 +78,9 @@ class Tracker:
             self._stack.close()
             raise StudyError(f"Another process is running this study (it writes to {spool}).")
         self._spool = Spool(spool)
+        self._secrets = secrets_of_environment()
         self._spaces: dict[str, Space] = {}
+        self._units: dict[str, dict[str, str]] = {}
         self._objective = ""
         self._open: dict[str, tuple[TrialRecord, float | None]] = {}
         self._said, self._said_lost = "", False
@@ -128,6 +130,7 @@ class Tracker:
         state: State,
         error: str = "",
         host: str = "",
+        seconds: float | None = None,
         timestamp: float,
     ) -> None:
         """What is known of a trial of an earlier run: the store takes of it what it lacks.
@@ -140,6 +143,7 @@ class Tracker:
             state: How it ended; `running` for a trial that is going on.
             error: Last line of the exception.
             host: Where it ran.
+            seconds: How long it trained.
             timestamp: When it ended.
         """
         known = {
@@ -147,7 +151,7 @@ class Tracker:
             for epoch, values in sorted(curve.items())
         }
         score = curve[max(curve)].get(self._objective) if curve else None
-        ending = self._ending(record, score, state=state, error=error, host=host)
+        ending = self._ending(record, score, state, error, host, seconds)
         self._append("settle", timestamp, curve=known, **(ending | self._described(record)))
 
     def epoch(
@@ -162,11 +166,27 @@ class Tracker:
         self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values)
 
     def trial_ended(
-        self, trial: str, *, state: State, error: str = "", host: str = "", timestamp: float
+        self,
+        trial: str,
+        *,
+        state: State,
+        error: str = "",
+        host: str = "",
+        seconds: float | None = None,
+        timestamp: float,
     ) -> None:
-        """The trial ended so; its run becomes FINISHED, KILLED (stopped early) or FAILED."""
+        """The trial ended so; its run becomes FINISHED, KILLED (stopped early) or FAILED.
+
+        Args:
+            trial: Key.
+            state: How it ended.
+            error: Last line of the exception.
+            host: Where it ran.
+            seconds: How long it trained; None for the sum over its epochs.
+            timestamp: When it ended.
+        """
         record, score = self._open.pop(trial, (None, None))
-        ending = self._ending(record, score, state=state, error=error, host=host)
+        ending = self._ending(record, score, state, error, host, seconds)
         self._append("end", timestamp, trial=trial, **ending)
 
     def baseline(self, split: Split, metrics: Mapping[str, float]) -> None:
@@ -249,7 +269,9 @@ class Tracker:
     def _described(self, record: TrialRecord) -> dict[str, Any]:
         """A trial as its run will show it."""
         space = self._spaces.get(record.loss)
-        units = _units(space, record.loss)
+        if record.loss not in self._units:
+            self._units[record.loss] = _units(space, record.loss)
+        units = self._units[record.loss]
         settings = {**record.fixed, **record.knobs}
         tags = {
             "loss": record.loss,
@@ -275,14 +297,18 @@ class Tracker:
         self,
         record: TrialRecord | None,
         score: float | None,
-        *,
         state: State,
         error: str,
         host: str,
+        seconds: float | None,
     ) -> dict[str, Any]:
         """How a trial ended, and its score if its loss may boast of it."""
-        last = (redact(error).strip().splitlines() or [""])[-1]
-        fields: dict[str, Any] = {"state": state, "error": last[:500], "host": host}
+        last = (error.strip().splitlines() or [""])[-1]
+        last = redact_all(last, self._secrets)  # whole, before it is cut
+        words = {"state": state, "error": last[:500], "host": host}
+        if seconds is not None:
+            words["seconds"] = encode(float(seconds))
+        fields: dict[str, Any] = {"state": state, "words": words}
         if record is not None and state == "finished" and record.split == "validation":
             fields |= {"best": score, "loss": record.loss, "number": record.number}
             fields["objective"] = self._objective
@@ -290,7 +316,7 @@ class Tracker:
 
     def _append(self, op: str, moment: float, **fields: Any) -> None:
         # Epochs hold numbers only, and the path of an artifact is needed as it is.
-        shown = fields if op in ("epoch", "artifact") else redact_all(fields)
+        shown = fields if op in ("epoch", "artifact") else redact_all(fields, self._secrets)
         self._spool.append({"op": op, "at": moment, **shown}, sync=op in ("study", "end"))
         if self._spool.problem != self._said:
             self._said = self._spool.problem

@@ -9,7 +9,9 @@ The README's pictures are those of `make study`, confirmed and swept:
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -26,7 +29,7 @@ from PIL import Image
 
 from study.home import StudyHome
 from study.plan import load_plan
-from study.tracking.server import serve
+from tests.study.driven import launch
 
 pytestmark = [pytest.mark.browser, pytest.mark.ray]
 
@@ -88,8 +91,30 @@ def shown(request: pytest.FixtureRequest) -> Iterator[Shown]:
     experiment = client.get_experiment_by_name(plan.name).experiment_id
     found = client.search_runs([experiment], max_results=500)
     runs = {run.info.run_name: run for run in found}
-    with serve(uri, artifact_root=home.artifact_root(plan)) as address:
+    with _study_ui(home) as address:
         yield Shown(home, address, experiment, runs)
+
+
+@contextlib.contextmanager
+def _study_ui(home: StudyHome) -> Iterator[str]:
+    """The address that `study ui` says; it must end well, and alone, when it is interrupted."""
+    process = launch(home.directory.parent, "ui", home.name)
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if "http://127.0.0.1:" in line:
+            break
+    assert process.poll() is None, lines
+    family = psutil.Process(process.pid).children(recursive=True)
+    try:
+        yield lines[-1].split()[1].split("/#/")[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, "stopped\n")
+    assert family
+    assert not [child for child in family if child.is_running()]
 
 
 def _tidy(browser: Any) -> None:

@@ -76,6 +76,7 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
     with serve(store, port=port, artifact_root=artifacts):
         process = launch(tmp_path / "studies", "run", str(file), "--no-report")
         wait_for(home, 1, process)
+        kill_server(port)
     killed = workers_of(process)
     for worker in killed:
         worker.kill()
@@ -87,6 +88,20 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
         trials = check_complete(home)
     # A killed worker costs its trial the last epoch, not its life.
     assert set(trials["state"]) <= {"finished", "stopped"}
+
+
+def kill_server(port: int) -> None:
+    """SIGKILL to every process of the server that listens on a port."""
+    import signal
+
+    import psutil
+
+    listening = [
+        entry.pid
+        for entry in psutil.net_connections("tcp")
+        if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port and entry.pid
+    ]
+    os.killpg(os.getpgid(listening[0]), signal.SIGKILL)
 
 
 def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -90,6 +92,35 @@ def test_confirm_reads_the_test_classes_and_registers_the_winner(real_study: Stu
     vectors = np.asarray(model.predict(np.zeros((2, 28, 28, 1), dtype=np.uint8)))
     assert vectors.shape == (2, 16)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from study.finishing import Refresher
+    from study.tracking.writer import Tracker
+
+    plan = load_plan(real_study.directory)
+    uri = real_study.tracking_uri(plan)
+    page = real_study.report / "index.html"
+    before = page.read_bytes()
+    page.write_text("an older report", encoding="utf-8")
+    fields: dict[str, Any] = {"artifact_root": None, "experiment": plan.name}
+    with (
+        Tracker(uri, spool=real_study.spool, **fields) as tracker,
+        Refresher(real_study, plan, tracker, seconds=0.0) as refresher,
+    ):
+        deadline = time.monotonic() + 120
+        while page.read_bytes() != before or refresher.is_busy:
+            assert time.monotonic() < deadline
+            refresher.tick([])
+            time.sleep(0.1)
+        assert tracker.flush(60.0)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(plan.name)
+    (study,) = client.search_runs([experiment.experiment_id], "tags.`dml.kind` = 'study'")
+    path = client.download_artifacts(study.info.run_id, "report/index.html", str(tmp_path))
+    assert Path(path).read_bytes() == before
 
 
 def test_failures_and_divergence_are_results(
