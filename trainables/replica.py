@@ -108,7 +108,6 @@ class Replica:
         images = sum(len(batch) for batch in batches)
         return {
             "loss": total / len(batches),
-            "train_seconds": seconds,
             "images_per_second": images / seconds,
             **{f"lr_{g['name']}": float(g["lr"]) for g in self.optimizer.param_groups},
         }

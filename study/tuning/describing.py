@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from study.code_version import code_version
 from study.plan import Plan
 from study.tracking.writer import Tracker
 
@@ -68,10 +69,4 @@ def study_note(plan: Plan, data: Mapping[str, Any]) -> str:
 
 def trial_tags(data: Mapping[str, Any]) -> dict[str, str]:
     """What every trial of the study carries."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        code = version("dml-study")
-    except PackageNotFoundError:
-        code = "unknown"
-    return {"data_fingerprint": str(data["fingerprint"]), "code_version": code}
+    return {"data_fingerprint": str(data["fingerprint"]), "code_version": code_version()}

@@ -17,6 +17,7 @@ from study.jobs import Job, Outcome, Progress
 from study.plan import Plan
 from study.requests import confirm_seed
 from study.table import State
+from study.tracking.redaction import redact
 from study.tuning.ledger import Ledger
 from trainables.checkpoints import has_checkpoints, remove_checkpoint, remove_leftovers
 
@@ -157,7 +158,8 @@ class Desk:
         if text and self._errors_dir is not None:
             with contextlib.suppress(OSError):  # a full disk must not hide the error itself
                 self._errors_dir.mkdir(parents=True, exist_ok=True)
-                (self._errors_dir / f"{trial}.txt").write_text(text, encoding="utf-8")
+                path = self._errors_dir / f"{trial}.txt"
+                path.write_text(redact(text), encoding="utf-8")
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         # The tracker writes ahead: should we die between the two lines, the trial is still open

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from study.checks import describe_data, open_data
 from study.finishing import Refresher, publish
 from study.home import StudyHome, cache_dir
-from study.jobs import Job, Progress
+from study.jobs import Job, Progress, Split
 from study.plan import Plan
 from study.tracking.local import relocate
 from study.tracking.writer import Tracker
@@ -22,7 +22,7 @@ from study.tuning.ledger import Ledger
 from study.tuning.placement import nodes_lost, slots
 from study.tuning.record import Record
 from study.tuning.session import ray_session
-from study.tuning.telling import TrackingListener
+from study.tuning.telling import TrackingListener, tell_again
 from study.tuning.tune import run_tune
 
 REPORT_SECONDS = 180.0
@@ -91,10 +91,12 @@ def run(
             experiment=plan.name,
         ) as tracker:
             open_tracking(tracker, plan, data, ledger.samplers())
+            tags = trial_tags(data)
+            tell_again(tracker, plan, record, tags)
             say("scoring the untrained backbone")
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
-            desk = _open_desk(home, plan, ledger, TrackingListener(tracker, plan, trial_tags(data)))
+            desk = _open_desk(home, plan, ledger, TrackingListener(tracker, plan, tags))
             if not ledger.is_finished():
                 pause = REPORT_SECONDS if report else math.inf
                 with (
@@ -139,12 +141,12 @@ def _shower(
     return show
 
 
-def _splits(requests: Sequence[Job], search: bool) -> list[str]:
-    splits = {job.split for job in requests} | ({"validation"} if search else set())
-    return sorted(splits, reverse=True)
+def _splits(requests: Sequence[Job], search: bool) -> list[Split]:
+    wanted = {job.split for job in requests}
+    return [s for s in get_args(Split) if s in wanted or (search and s == "validation")]
 
 
-def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
+def _baseline(plan: Plan, bench: Any, split: Split) -> dict[str, float]:
     from dataclasses import replace
 
     from trainables.training import untrained_metrics
@@ -153,4 +155,4 @@ def _baseline(plan: Plan, bench: Any, split: str) -> dict[str, float]:
     values = plan.example(loss)
     job = Job("untrained", loss, 0, "published", values, seed=0)
     spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
-    return untrained_metrics(replace(spec, split=split), bench)  # type: ignore[arg-type]
+    return untrained_metrics(replace(spec, split=split), bench)

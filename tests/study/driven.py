@@ -21,7 +21,8 @@ from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import TrialState
 
 from study.home import StudyHome
-from study.plan import load_plan
+from study.plan import build_plan, load_plan, save_plan
+from study.read_file import parse_study
 from study.tracking.reader import read_table
 from study.tuning.record import Record, job_of, outcome_of
 from tests.study.tuning_simulation import drive, open_ledger
@@ -30,6 +31,24 @@ from trainables.checkpoints import load_checkpoint, save_checkpoint
 MARK = 1000.0
 SEARCHED = ("published", "sobol", "bayes")
 SEARCH = {"trials": 8, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "data": {"name": "glyphs", "classes": 200, "samples": 6},
+    "losses": ["proxy_anchor", "triplet"],
+    "training": {"epochs": 3, "batch_size": 32, "embedding_dim": 16},
+    "search": {"trials": 5, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}},
+}
+SEARCHED = ["published", "sobol", "bayes"]
+
+
+def start(root: Path, **changes: Any) -> StudyHome:
+    """The home of a small study on glyphs that can be run; `changes` replace whole sections."""
+    plan = build_plan(parse_study({**SMALL, **changes}))
+    home = StudyHome(root / plan.name)
+    home.directory.mkdir(parents=True)
+    save_plan(plan, home.directory)
+    return home
 
 
 def write_features(folder: Path, *, classes: int = 48, images: int = 12, dim: int = 24) -> Path:

@@ -378,13 +378,14 @@ def test_trials_from_elsewhere_become_a_study(study: Any, tmp_path: Path) -> Non
     assert study("import", "other").code == 2
 
 
-def saved_plan(uri: str) -> Path:
+def saved_plan(uri: str | None, name: str = "s") -> Path:
     from study.home import studies_root
     from study.plan import build_plan, save_plan
     from study.read_file import read_study_file
 
-    plan = build_plan(read_study_file(Path(write(changed(tracking={"uri": uri}))), ()))
-    directory = studies_root(None) / plan.name
+    content = changed(name=name, tracking={"uri": uri})
+    plan = build_plan(read_study_file(Path(write(content)), ()))
+    directory = studies_root(None).absolute() / plan.name
     directory.mkdir(parents=True)
     save_plan(plan, directory)
     return directory
@@ -402,23 +403,69 @@ def test_a_plan_with_a_password_is_for_its_owner_alone(study: Any, uri: str, pri
     assert (mode == 0o600) == private
 
 
-def test_ui_serves_a_study_kept_in_postgresql(study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = []
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stores that `study ui` would serve; tracking/test_servers.py starts real servers."""
+    uris: list[str] = []
 
     @contextlib.contextmanager
     def serve(uri: str, **_: Any) -> Iterator[str]:
-        served.append(uri)
+        uris.append(uri)
         yield "http://127.0.0.1:1"
 
-    # The server itself is started on a real database in tracking/test_servers.py.
     monkeypatch.setattr("study.tracking.server.serve", serve)
-    monkeypatch.setattr("study.tracking.reader.study_path", lambda *_: "/#/1")
+    monkeypatch.setattr("study.tracking.reader.study_path", lambda _, name: f"/#/{name}")
+    monkeypatch.setattr("study.tracking.local.relocate", lambda _: 0)
     monkeypatch.setattr("study.commands.ui._wait", lambda: None)
     monkeypatch.setattr("study.commands.ui.signal.signal", lambda *_: None)  # not pytest's own
-    uri = "postgresql://ada:s3cret@127.0.0.1:1/mlflow"
-    saved_plan(uri)
+    return uris
+
+
+DATABASE = "postgresql://ada:s3cret@127.0.0.1:1/mlflow"
+
+
+def test_ui_serves_a_study_kept_in_postgresql(study: Any, served: list[str]) -> None:
+    saved_plan(DATABASE)
     done = study("ui", "s")
     assert done.code == 0
-    assert served == [uri]
-    assert "http://127.0.0.1:1/#/1" in done.out
+    assert served == [DATABASE]
+    assert "http://127.0.0.1:1/#/s" in done.out
     assert "s3cret" not in done.out + done.err
+
+
+def test_ui_without_a_name_serves_the_last_study_and_tells_of_the_others(
+    study: Any, served: list[str], tmp_path: Path
+) -> None:
+    own = saved_plan(DATABASE, "one"), saved_plan(DATABASE, "two"), saved_plan(None, "alone")
+    (own[2] / "mlflow.db").write_bytes(b"a store")
+    saved_plan("http://ada:s3cret@127.0.0.1:9", "far")
+    saved_plan(None, "never-run")
+    (tmp_path / "studies" / "damaged").mkdir()
+    (tmp_path / "studies" / "damaged" / "plan.json").write_text("{")
+
+    def last(directory: Path) -> Any:
+        newest = max(p.stat().st_mtime for p in (tmp_path / "studies").glob("*/*")) + 10
+        os.utime(directory / "plan.json", (newest, newest))
+        return study("ui")
+
+    done = last(own[0])
+    assert done.code == 0
+    assert served == [DATABASE]
+    assert "one: http://127.0.0.1:1/#/one  (ctrl-C stops)" in done.out
+    assert "two: http://127.0.0.1:1/#/two\n" in done.out  # in the same store
+    assert "alone: has a store of its own  (study ui alone)" in done.out
+    assert "far: has a store of its own  (http://ada:***@127.0.0.1:9)" in done.out
+    assert "never-run" not in done.out
+    assert "s3cret" not in done.out + done.err
+    assert last(own[2]).code == 0
+    assert served[1:] == [f"sqlite:///{own[2] / 'mlflow.db'}"]
+    done = last(tmp_path / "studies" / "far")
+    assert "far is kept on http://ada:***@127.0.0.1:9" in done.out
+    assert "one: has a store of its own  (study ui one)" in done.out
+    assert len(served) == 2
+
+
+def test_ui_without_any_study_says_so(study: Any) -> None:
+    done = study("ui")
+    assert done.code == 2
+    assert "holds no study that has been run" in done.err

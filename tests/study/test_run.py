@@ -13,114 +13,117 @@ import pandas as pd
 import pytest
 
 from study.home import StudyHome
-from study.plan import build_plan, load_plan, save_plan
-from study.read_file import parse_study
+from study.plan import load_plan
 from study.tracking.reader import read_table
 from study.tuning.run import run
 from tests.study.driven import (
+    SEARCHED,
     check_complete,
     check_consistent,
     check_resumed,
     ended_trials,
     launch,
     recorded,
+    start,
     wait_for,
     write_features,
     write_study,
 )
 from tests.study.troubled import STRUCK, TroubledTrial
 
-CONTENT: dict[str, Any] = {
-    "name": "small",
-    "data": {"name": "glyphs", "classes": 200, "samples": 6},
-    "losses": ["proxy_anchor", "triplet"],
-    "training": {"epochs": 3, "batch_size": 32, "embedding_dim": 16},
-    "search": {"trials": 5, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}},
-}
 pytestmark = pytest.mark.ray
 
 
-def start(root: Path, **changes: Any) -> StudyHome:
-    plan = build_plan(parse_study({**CONTENT, **changes}))
-    home = StudyHome(root / plan.name)
-    home.directory.mkdir(parents=True)
-    save_plan(plan, home.directory)
-    return home
-
-
-@pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
-) -> StudyHome:
-    home = start(tmp_path_factory.mktemp("finished"))
-    summary = run(home, load_plan(home.directory))
-    assert summary.finished
-    assert summary.tracked
-    return home
-
-
-def test_a_study_runs_as_planned(finished: StudyHome) -> None:
-    trials = check_consistent(finished)
-    plan = load_plan(finished.directory)
-    searched = trials[trials["origin"] != "repeat"]
+def test_a_study_runs_as_planned(real_study: StudyHome) -> None:
+    trials = check_complete(real_study)
+    plan = load_plan(real_study.directory)
+    searched = trials[trials["origin"].isin(SEARCHED)]
     assert Counter(searched["loss"]) == {"proxy_anchor": 5, "triplet": 5}
     assert set(trials["state"]) <= {"finished", "stopped"}
     assert (trials[trials["origin"] != "bayes"]["state"] == "finished").all()
-    assert len(trials) <= sum(plan.trials(loss) for loss in plan.losses)
+    search = trials[trials["origin"].isin([*SEARCHED, "repeat"])]
+    assert len(search) <= sum(plan.trials(loss) for loss in plan.losses)
 
 
-def test_only_the_best_checkpoint_of_each_loss_is_left(finished: StudyHome) -> None:
-    names = sorted(p.stem for p in finished.checkpoints.iterdir())
-    assert len(names) == 2
-    table = read_table(finished.tracking_uri(load_plan(finished.directory)), "small")
+def test_only_the_best_checkpoint_of_each_loss_is_left(real_study: StudyHome) -> None:
+    names = {p.stem for p in real_study.checkpoints.iterdir()}
+    table = read_table(real_study.tracking_uri(load_plan(real_study.directory)), "small")
     search = table.trials[
-        (table.trials["origin"] != "repeat") & (table.trials["state"] == "finished")
+        table.trials["origin"].isin(SEARCHED) & (table.trials["state"] == "finished")
     ]
     best = search.loc[search.groupby("loss")["score"].idxmax()]["trial"]
-    assert names == sorted(best)
+    # Of each confirmed point (the best and the published one of either loss) the first seed stays.
+    confirmed = table.trials[table.trials["origin"] == "confirm"].groupby("point")["trial"].first()
+    assert len(best) == 2
+    assert names == {*best, *confirmed}
 
 
-def test_resuming_a_finished_study_runs_nothing(finished: StudyHome, shared_ray: None) -> None:
-    before = recorded(finished)
-    assert run(finished, load_plan(finished.directory)).finished
-    pd.testing.assert_frame_equal(before, recorded(finished))
-    check_consistent(finished)
+def test_resuming_a_finished_study_runs_nothing(real_study: StudyHome, shared_ray: None) -> None:
+    before = recorded(real_study)
+    assert run(real_study, load_plan(real_study.directory)).finished
+    pd.testing.assert_frame_equal(before, recorded(real_study))
+    check_consistent(real_study)
 
 
-def test_a_study_that_is_held_is_refused(finished: StudyHome) -> None:
+def test_a_study_that_is_held_is_refused(real_study: StudyHome) -> None:
     from study.errors import StudyError
 
-    with finished.locked(), pytest.raises(StudyError, match="is being run by process"):
-        run(finished, load_plan(finished.directory))
+    with real_study.locked(), pytest.raises(StudyError, match="is being run by process"):
+        run(real_study, load_plan(real_study.directory))
 
 
-def test_confirm_reads_the_test_classes_and_registers_the_winner(
-    finished: StudyHome, shared_ray: None
-) -> None:
+def test_confirm_reads_the_test_classes_and_registers_the_winner(real_study: StudyHome) -> None:
     import mlflow
     import numpy as np
 
     from study.requests import confirm_jobs
     from study.running import incumbents
 
-    plan = load_plan(finished.directory)
-    jobs = confirm_jobs(plan, incumbents(finished, plan))
-    summary = run(finished, plan, requests=jobs, search=False)
-    assert summary.finished
-    trials = check_consistent(finished)
+    plan = load_plan(real_study.directory)
+    jobs = confirm_jobs(plan, incumbents(real_study, plan))
+    trials = check_consistent(real_study)
     confirmed = trials[trials["origin"] == "confirm"]
     assert len(confirmed) == len(jobs)
     assert set(confirmed["split"]) == {"test"}
     assert (confirmed["epochs"] == 3).all()
-    table = read_table(finished.tracking_uri(plan), plan.name)
+    table = read_table(real_study.tracking_uri(plan), plan.name)
     assert set(table.baseline) == {"validation", "test"}
-    text = (finished.report / "index.html").read_text(encoding="utf-8")
+    text = (real_study.report / "index.html").read_text(encoding="utf-8")
     assert "best test epoch" in text
-    mlflow.set_tracking_uri(finished.tracking_uri(plan))
+    mlflow.set_tracking_uri(real_study.tracking_uri(plan))
     model = mlflow.pyfunc.load_model(f"models:/{plan.name}/1")
     vectors = np.asarray(model.predict(np.zeros((2, 28, 28, 1), dtype=np.uint8)))
     assert vectors.shape == (2, 16)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from study.finishing import Refresher
+    from study.tracking.writer import Tracker
+
+    plan = load_plan(real_study.directory)
+    uri = real_study.tracking_uri(plan)
+    page = real_study.report / "index.html"
+    before = page.read_bytes()
+    page.write_text("an older report", encoding="utf-8")
+    fields: dict[str, Any] = {"artifact_root": None, "experiment": plan.name}
+    with (
+        Tracker(uri, spool=real_study.spool, **fields) as tracker,
+        Refresher(real_study, plan, tracker, seconds=0.0) as refresher,
+    ):
+        deadline = time.monotonic() + 120
+        while page.read_bytes() != before or refresher.is_busy:
+            assert time.monotonic() < deadline
+            refresher.tick([])
+            time.sleep(0.1)
+        assert tracker.flush(60.0)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(plan.name)
+    (study,) = client.search_runs([experiment.experiment_id], "tags.`dml.kind` = 'study'")
+    path = client.download_artifacts(study.info.run_id, "report/index.html", str(tmp_path))
+    assert Path(path).read_bytes() == before
 
 
 HUGE = 2**40
@@ -230,3 +233,56 @@ def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: P
     assert "untrained backbone" in output
     check_resumed(home, before)
     assert (home.report / "index.html").exists()
+
+
+@pytest.mark.postgres
+def test_the_same_study_in_postgresql_tells_no_secret(
+    real_study: StudyHome,
+    postgres: str,
+    tmp_path: Path,
+    shared_ray: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the sampler's clock cannot change is equal, number for number, in both stores."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hidden-in-the-environment")
+    home = start(
+        tmp_path,
+        tracking={"uri": postgres},
+        storage={
+            "checkpoints": str(tmp_path / "hidden-in-the-environment" / "token=hidden-in-a-path")
+        },
+    )
+    plan = load_plan(home.directory)
+    summary = run(home, plan)
+    assert summary.finished
+    assert summary.tracked
+    check_complete(home)
+    equal = []
+    for one in (real_study, home):
+        trials = read_table(one.tracking_uri(load_plan(one.directory)), "small").trials
+        fixed = trials[trials["origin"].isin(["published", "sobol"])].reset_index(drop=True)
+        knobs = [name for name in fixed.columns if name.startswith("knob.")]
+        columns = ["trial", "origin", "state", "point", "seed", "epochs", "score", *knobs]
+        equal.append(fixed[[*columns, "metric.loss", "metric.recall_at_1"]].to_csv())
+    assert equal[0] == equal[1]
+    seen = _everything_in(postgres, "small")
+    assert "proxy_anchor-0000" in seen
+    for path in home.directory.rglob("*"):
+        if path.is_file() and path.name not in ("plan.json", "study.yaml"):
+            seen += path.read_bytes().decode(errors="replace")
+    for path in (home.directory / "artifacts").rglob("plan.json"):
+        seen += path.read_text(encoding="utf-8")
+    words = ("s3cret-word", "hidden-in-a-path", "hidden-in-the-environment")
+    assert [word for word in words if word in seen] == []
+
+
+def _everything_in(uri: str, experiment: str) -> str:
+    """Settings, tags, datasets and words of every run, as a person with access would see them."""
+    from mlflow import MlflowClient
+
+    from study.tracking.address import with_driver
+
+    client = MlflowClient(with_driver(uri))
+    found = client.get_experiment_by_name(experiment)
+    runs = client.search_runs([found.experiment_id], max_results=1000)
+    return str([found.tags, *(run.to_dictionary() for run in runs)])
