@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.ensemble import ExtraTreesRegressor
 
-from study.analyses.gp import Encoding
+from study.analyses.encoding import Encoding
 from study.analyses.samples import Array, Samples
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import norm, qmc
 
-from study.analyses import forest, gp
+from study.analyses import cliff, forest, gp
 from study.analyses.divergence import Risk, risk_of
+from study.analyses.evidence import Fitted, plausible
 from study.analyses.noise import SeedNoise
 from study.analyses.samples import Array, Samples, snap
 from study.analyses.warp import Standard, ceiling_of
@@ -103,6 +105,25 @@ class Surrogate:
         return np.asarray(self.draws(units).mean(axis=0))
 
     @property
+    def jumps(self) -> bool:
+        """Whether draws have steps, which must not be smoothed over."""
+        cliffs = any(p.posterior.fitted.cliff is not None for p in self._paths)
+        return not self._paths or cliffs or self.risk is not None
+
+    @cached_property
+    def good(self) -> Array:
+        """The 32 settings of highest modelled score: where a tuner ends.
+
+        Of 1,024 settings over the whole space and all that were tried.
+        """
+        samples = self.samples
+        wide = qmc.Sobol(len(samples.knobs), seed=0).random(1024)
+        tried = np.unique(samples.units[~samples.diverged], axis=0)
+        many = np.concatenate([snap(samples.distributions, wide), tried])
+        order = np.argsort(-self.mean(many), kind="stable")
+        return np.asarray(many[order[:32]])
+
+    @property
     def best(self) -> Quality:
         """Quality of the chosen model."""
         return self.quality[0]
@@ -151,7 +172,9 @@ def fit(
     scales: dict[Kind, Standard] = {"gp": Standard.of(samples.scores)}
     if ceiling is not None:
         scales["log_gp"] = Standard.of(samples.scores, ceiling=ceiling)
-    fits = {k: gp.learn(samples, s, seed=seed) for k, s in scales.items()}
+    fits: dict[Kind, Fitted] = {}
+    for k, standard in scales.items():
+        fits[k] = gp.learn(samples, standard, seed=seed, like=fits.get("gp"))
     quality = [_validate_gp(samples, k, scales[k], fits[k], seed) for k in scales]
     quality.append(_validate_forest(samples, seed))
     quality.sort(key=lambda q: (q.kind != kind if kind else False, -q.log_density))
@@ -195,22 +218,26 @@ def refuse_response(surrogate: Surrogate, noise: SeedNoise) -> Refusal | None:
 def _gp_paths(
     samples: Samples,
     standard: Standard,
-    fitted: gp.Fitted,
+    fitted: Fitted,
     seed: int,
     n_bootstrap: int,
     n_draws: int,
 ) -> tuple[gp.Paths, ...]:
     rng = np.random.default_rng(seed)
-    share = max(n_draws // max(n_bootstrap, 1), 1)
     points = np.unique(samples.point)
+    places = 1 if fitted.cliff is None else 2
+    share = max(n_draws // max(n_bootstrap * places, 1), 1)
     paths = []
-    for b in range(n_bootstrap):
+    likely = plausible(samples, standard, fitted, count=n_bootstrap, seed=seed)
+    for b, learned in enumerate(likely):
         # Without replacement: repeats of a row would pass for repeated trials.
         drawn = rng.choice(points, size=max(round(KEPT * len(points)), 3), replace=False)
         subset = samples.rows(np.isin(samples.point, drawn))
-        learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=150, steps=10)
-        posterior = gp.Posterior(subset, learned, standard)
-        paths.append(posterior.paths(share, seed=seed + 1000 + b))
+        for k, located in enumerate(
+            cliff.locate(subset, standard, learned, count=places, seed=seed + b)
+        ):
+            posterior = gp.Posterior(subset, located, standard)
+            paths.append(posterior.paths(share, seed=seed + 1000 + places * b + k))
     return tuple(paths)
 
 
@@ -234,14 +261,16 @@ def _folds(samples: Samples, seed: int, folds: int = 5) -> Iterator[tuple[Sample
 
 
 def _validate_gp(
-    samples: Samples, kind: Kind, standard: Standard, fitted: gp.Fitted, seed: int
+    samples: Samples, kind: Kind, standard: Standard, fitted: Fitted, seed: int
 ) -> Quality:
     parts = []
     for train, test in _folds(samples, seed):
         # Start away from the fit on all rows, or the held-out rows would have a say.
-        start = np.round(fitted.theta)
-        learned = gp.learn(train, standard, seed=seed, start=start, most=130, steps=12)
-        m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
+        start = replace(fitted, theta=np.round(fitted.theta))
+        learned = gp.relearn(train, standard, start, seed=seed, most=130, steps=12)
+        located = cliff.locate(train, standard, learned, count=5, seed=seed)
+        posteriors = [gp.Posterior(train, each, standard) for each in located]
+        m, s = gp.mixture(posteriors, test.units, test.epochs)
         density = norm.logpdf(standard.latent(test.scores), m, s)
         density += np.log(standard.slope(test.scores))
         error = np.abs(standard.latent(test.scores) - m) / s

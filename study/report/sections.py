@@ -95,6 +95,7 @@ def _claims(findings: Findings) -> Section:
             "claim": frame["statement"],
             "verdict": frame["verdict"],
             "evidence": frame["evidence"],
+            "tested by": frame["test"],
             "source": frame["source"],
             "would settle it": frame["settle"].replace("", "–"),
         }
