@@ -5,8 +5,8 @@
 60,502 embeddings of 512 dimensions in 11,316 classes, the size of Stanford Online Products' test
 half. Contenders take turns in the same run: the bare matrix products X X^T in blocks, ours (R@1, 2,
 4, 8 and, once more, R@1, 10, 100, 1000; R-precision, MAP@R) and pytorch-metric-learning's
-AccuracyCalculator (P@1, R-precision, MAP@R). Ratios are medians over rounds; those of processor time
-hold on a busy machine too. Peak memory, beyond the embeddings, is that of a fresh process each. A
+AccuracyCalculator (P@1, R-precision, MAP@R). Ratios are medians over rounds; processor times
+hold on a busy machine, too. Peak memory, beyond the embeddings, is that of a fresh process each. A
 quick run is only for looking at.
 """
 
