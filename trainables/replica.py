@@ -147,7 +147,7 @@ class Replica:
         """
         world, batch = self.world, np.sort(batch)
         own = share(len(batch), world.rank, world.size)
-        items = self.task.train.items[batch[own]]
+        items = self.task.train.read(batch[own])
         labels = torch.from_numpy(self._labels[batch]).to(world.device)
         inputs = to_inputs(items, self.augment, generator, part=(own.start, len(batch)))
         self.optimizer.zero_grad(set_to_none=True)
@@ -282,7 +282,7 @@ def embed(
     first = next(iter(model.parameters()), torch.empty(0))
     pieces = []
     for start in own:
-        inputs = to_inputs(part.items[start : start + EVALUATION_BATCH], augment, None)
+        inputs = to_inputs(part.read(slice(start, start + EVALUATION_BATCH)), augment, None)
         pieces.append(model(inputs.to(world.device, first.dtype)).float().cpu())
     if world.size == 1:
         return _array(torch.cat(pieces))

@@ -173,11 +173,10 @@ class _Pooled(torch.nn.Module):
 
 
 def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
-    # A contiguous run of rows stays a view of the memory map; others are gathered when read.
-    start, stop = int(indices[0]), int(indices[-1]) + 1
-    chosen = slice(start, stop) if stop - start == len(indices) else indices
-    queries = None if part.is_query is None else part.is_query[chosen]
-    return Part(part.items[chosen], part.labels[chosen], queries)
+    """Some items of a part; the memory map stays one for all, rows are gathered when read."""
+    queries = None if part.is_query is None else part.is_query[indices]
+    index = indices if part.index is None else part.index[indices]
+    return Part(part.items, part.labels[indices], queries, index)
 
 
 def memory_use() -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainables.backbone import Backbone, BNFreeze, build_backbone
@@ -47,8 +48,10 @@ class Bench:
     @property
     def notes(self) -> tuple[str, ...]:
         """What users should know of the data and of the weights before they trust a score."""
-        report = self.prototype.weight_report if self.prototype is not None else None
-        return (*self.dataset.notes, *([f"weights: {report}"] if report is not None else []))
+        notes = [*self.dataset.notes, *_lone_notes(self.dataset)]
+        if self.prototype is not None and self.prototype.weight_report is not None:
+            notes.append(f"weights: {self.prototype.weight_report}")
+        return tuple(notes)
 
     def data(self, pooling: str) -> Dataset:
         """What trials train on: images, or features when there is nothing else to train.
@@ -105,6 +108,21 @@ def open_bench(
             torch.manual_seed(0)
             prototype = _build(backbone, data, size, "none")
     return Bench(data, dict(backbone), prototype, size, cache_dir)
+
+
+def _lone_notes(data: Dataset) -> list[str]:
+    """Which classes have one image: there is nothing for it to find."""
+    notes = []
+    for part, name in ((data.train, "training"), (data.test, "test")):
+        classes, counts = np.unique(part.labels, return_counts=True)
+        lone = classes[counts == 1]
+        if len(lone):
+            example = data.class_names[int(lone[0])]
+            notes.append(
+                f"{data.name}: {len(lone):,} {name} class(es) have one image ({example!r}, ...), "
+                "which is no query"
+            )
+    return notes
 
 
 def untrained_backbone(bench: Bench) -> Backbone | None:

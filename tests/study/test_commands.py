@@ -83,7 +83,7 @@ def folder_of(classes: int, images: int) -> str:
 
 
 def one_lone_picture() -> str:
-    picture(Path("images") / "class99" / "0.png")
+    picture(Path("images") / "class99" / "0.png", seed=9999)
     return folder_of(20, 3)
 
 
@@ -160,6 +160,26 @@ def test_a_bad_image_folder(make: Any, message: str, study: Any) -> None:
     done = study("check", write(changed(data=data, training={"batch_size": 8})))
     assert done.code == 2
     assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_class_with_one_picture_is_no_query_where_that_is_allowed(study: Any) -> None:
+    data = {"name": "folder", "path": one_lone_picture(), "min_images": 1, "size": 28}
+    training = {"batch_size": 8, "images_per_class": 2}
+    done = study("check", write(changed(data=data, training=training)))
+    assert done.code == 0, done.err
+    assert "note: folder: 1 test class(es) have one image ('class99', ...)" in done.out
+
+
+def test_queries_without_anything_to_find_are_refused_before_any_trial(study: Any) -> None:
+    labels = np.repeat(np.arange(24), 4)
+    features = np.random.default_rng(0).normal(size=(96, 8)).astype(np.float32)
+    asks = (labels % 2).astype(np.int64)  # whole classes ask, so that no query finds its own
+    np.savez("a.npz", features=features, labels=labels, asks=asks)
+    data = {"name": "arrays", "path": "a.npz", "query": "asks=1"}
+    done = study("check", write(changed(data=data, training={"batch_size": 8})))
+    assert done.code == 2
+    assert "no validation image has another one of its class to find" in done.err
     assert done.err.count("\n") == 1
 
 

@@ -150,9 +150,21 @@ def test_validation_asks_queries_of_the_gallery_as_the_test_does(n_folds: int) -
     data = Dataset("arrays", half, half, tuple(map(str, range(16))), "")
     for task in split_tasks(data, "validation", n_folds):
         assert task.score.is_query is not None
-        np.testing.assert_array_equal(
-            task.score.is_query, queries[task.score.items[:, 0].astype(int)]
-        )
+        asked = task.score.read(slice(None))[:, 0].astype(int)
+        np.testing.assert_array_equal(task.score.is_query, queries[asked])
+
+
+@pytest.mark.parametrize("n_folds", [1, 2, 4])
+def test_folds_of_mixed_classes_copy_nothing(n_folds: int) -> None:
+    labels = np.tile(np.arange(16), 6)  # classes do not lie together
+    half = Part(np.arange(96, dtype=np.float32)[:, None], labels)
+    data = Dataset("arrays", half, half, tuple(map(str, range(16))), "")
+    for task in split_tasks(data, "validation", n_folds):
+        for part in (task.train, task.score):
+            assert np.shares_memory(part.items, half.items)
+            assert len(part) == len(part.read(slice(None)))
+            rows = part.read(np.array([3, 0]))[:, 0].astype(int)
+            np.testing.assert_array_equal(labels[rows], part.labels[[3, 0]])
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -20,7 +20,7 @@ SIDES = (("validation", 1), ("validation", 2), ("validation", 4), ("test", 1))
 
 
 def contents(part: Part) -> set[bytes]:
-    return {np.asarray(item).tobytes() for item in part.items}
+    return {np.asarray(item).tobytes() for item in part.read(slice(None))}
 
 
 def check_sides(dataset: Dataset) -> None:
