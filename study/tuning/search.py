@@ -302,6 +302,8 @@ class LossSearch:
             return
         self._open_points -= 1
         self._mirror.tell(job.trial, outcome, told)
+        if outcome.state == "finished" and job.origin != "bayes":
+            self._rungs.witness(job.trial, outcome.score)
         best = self._outcomes[self._best.trial].score if self._best else -math.inf
         if outcome.state == "finished" and outcome.score > best:
             self._best = job
