@@ -6,8 +6,8 @@ One population per loss, because losses converge at different speeds. Its whole 
 at the rungs, so it is rebuilt from the recorded learning curves after a restart.
 
 A rung is used as long as nothing speaks against it: where trials that are never stopped (published
-and Sobol points) end in an order that has little to do with their order at the rung, learning curves
-cross, and stopping there would throw the best away.
+and Sobol points) end in an order that has little to do with their order at the rung, learning
+curves cross, and stopping there would throw the best away.
 """
 
 from __future__ import annotations

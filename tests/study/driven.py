@@ -39,7 +39,6 @@ SMALL: dict[str, Any] = {
     "training": {"epochs": 3, "batch_size": 32, "embedding_dim": 16},
     "search": {"trials": 5, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}},
 }
-SEARCHED = ["published", "sobol", "bayes"]
 
 
 def start(root: Path, **changes: Any) -> StudyHome:
