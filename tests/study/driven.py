@@ -29,7 +29,7 @@ from trainables.checkpoints import load_checkpoint, save_checkpoint
 
 MARK = 1000.0
 SEARCHED = ("published", "sobol", "bayes")
-SEARCH = {"trials": 8, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
+SEARCH = {"trials": 6, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
 
 
 def write_features(folder: Path, *, classes: int = 48, images: int = 12, dim: int = 24) -> Path:
