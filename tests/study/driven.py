@@ -30,14 +30,15 @@ from trainables.checkpoints import load_checkpoint, save_checkpoint
 
 MARK = 1000.0
 SEARCHED = ("published", "sobol", "bayes")
-SEARCH = {"trials": 8, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
+SEARCH = {"trials": 6, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
 
 SMALL: dict[str, Any] = {
     "name": "small",
-    "data": {"name": "glyphs", "classes": 200, "samples": 6},
+    "data": {"name": "glyphs", "classes": 120, "samples": 4},
     "losses": ["proxy_anchor", "triplet"],
     "training": {"epochs": 3, "batch_size": 32, "embedding_dim": 16},
     "search": {"trials": 5, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}},
+    "protocol": {"confirm_seeds": 2},
 }
 
 

@@ -35,8 +35,8 @@ TRIALS, LEAST_KILLS, PAUSE = (30, 25, (2.0, 6.0)) if LONG else (5, 3, (3.0, 7.0)
 LIMIT_SECONDS = 480.0
 PEACE_SECONDS = 330.0 if LONG else 60.0
 """After this long nobody is killed any more: on a slow machine the study must end, too."""
-SILENCE_SECONDS = 75.0
-"""A study that writes nothing for so long hangs; a start on busy cores takes a third of it."""
+SILENCE_SECONDS = 100.0
+"""A study that writes nothing for so long hangs; a start on busy cores takes a quarter."""
 
 
 class Chaos:
