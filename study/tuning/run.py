@@ -13,6 +13,7 @@ from typing import Any
 from study.checks import describe_data, open_data
 from study.environment import environment
 from study.finishing import Refresher, publish
+from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress
 from study.plan import Plan
@@ -23,11 +24,17 @@ from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
 from study.tuning.placement import nodes_lost, placement, slots
 from study.tuning.record import Record
-from study.tuning.session import polite_stop, ray_session
+from study.tuning.session import Patience, polite_stop, ray_session
 from study.tuning.telling import TrackingListener
+from study.tuning.warned import Warned
 
 REPORT_SECONDS = 180.0
 """Least time between two reports while a study runs."""
+
+UNSHARED = (
+    "no shared storage is set (storage.checkpoints): should a node be lost, its trials start from "
+    "their first epoch, unless another node of theirs has a checkpoint"
+)
 
 _TUNE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -49,12 +56,14 @@ class RunSummary:
         progress: How far each loss is.
         seconds: Wall-clock time of this run.
         tracked: Whether everything reached MLflow (else it waits in the spool).
+        warnings: How many lines were added to the study's warnings.txt.
     """
 
     finished: bool
     progress: Sequence[Progress]
     seconds: float
     tracked: bool
+    warnings: int = 0
 
 
 def run(
@@ -66,6 +75,7 @@ def run(
     address: str | None = None,
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
     report: bool = True,
     trainable: type | None = None,
 ) -> RunSummary:
@@ -79,11 +89,13 @@ def run(
         address: A Ray cluster; None uses a running one of this process, else starts one.
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
+        warn: Told in one line what a person should know; also kept in the study's directory.
         report: False leaves the report to `study report`.
         trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
     """
     started = time.monotonic()
     resources = plan.file.resources
+    warned = Warned(home.directory / "warnings.txt", warn)
     with home.locked():
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
@@ -103,30 +115,35 @@ def run(
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
             with ray_session(resources, address, say):
+                if address is not None and plan.file.storage.checkpoints is None:
+                    say(UNSHARED)
                 desk = Desk(
                     plan,
                     ledger,
                     TrackingListener(tracker, plan, _tags(data)),
-                    cache_dir=cache_dir(),
+                    cache_dir=cache_of_each_host(),
                     checkpoint_dir=home.checkpoint_place(plan),
                     errors_dir=home.errors,
                     nodes_lost=nodes_lost,
+                    warn=warned,
                     slots=slots(resources),
                 )
                 if not ledger.is_finished():
                     pause = REPORT_SECONDS if report else math.inf
                     with (
                         Refresher(home, plan, tracker, seconds=pause) as refresher,
-                        growth(resources) as grown,
+                        growth(plan.name, resources) as grown,
                     ):
-                        show = _shower(desk, tick, refresher, grown)
+                        patience = Patience(resources, warned)
+                        show = _shower(desk, tick, refresher, grown, patience)
                         _tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
             if finished and report:
                 publish(home, plan, tracker, bench, ledger, say)
             tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
-        return RunSummary(finished, ledger.progress(), time.monotonic() - started, tracked)
+        seconds = time.monotonic() - started
+        return RunSummary(finished, ledger.progress(), seconds, tracked, warned.count)
 
 
 def _tune(
@@ -177,7 +194,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _shower(
-    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth
+    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth, patience: Patience
 ) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
@@ -185,6 +202,7 @@ def _shower(
         progress = desk.progress()
         refresher.tick(progress)
         grown.update(sum(p.planned - p.ended for p in progress))
+        patience.update()
         if tick is not None:
             tick(progress, desk.running())
 
