@@ -18,6 +18,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """One line of news."""
 
+    def warn(self, text: str) -> None:
+        """One line that stays to be read."""
+
     def building(self, what: str, done: int, total: int) -> None:
         """Progress of something built before trials run."""
 
@@ -69,6 +72,9 @@ class _Lines:
     def say(self, text: str) -> None:
         print(f"{self._title}: {text}", flush=True)
 
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
     def building(self, what: str, done: int, total: int) -> None:
         if done >= total:
             self.say(f"{what}: {total} rows")
@@ -112,6 +118,11 @@ class _Bars:
 
         self._news = text
         self._live.update(Text(f"{self._title}: {text} ...", style="dim"))
+
+    def warn(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(f"{self._title}: warning: {text}", style="yellow"))
 
     def building(self, what: str, done: int, total: int) -> None:
         self.say(f"{what} {done}/{total}")

@@ -7,6 +7,8 @@ be started again anywhere from its spec and its last checkpoint.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import math
 import types
 import typing
@@ -176,6 +178,13 @@ class TrialSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)
+
+    def training_key(self) -> str:
+        """A short key that is equal for trials that train the same, wherever and however placed."""
+        placed = ("trial", "cache_dir", "checkpoint_dir", "checkpoint_every", "threads")
+        told = {k: v for k, v in asdict(self).items() if k not in (*placed, "resources")}
+        text = json.dumps(told, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrialSpec:

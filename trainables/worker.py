@@ -6,7 +6,7 @@ is rebuilt. Whatever goes wrong inside a trial is a result, not an exception.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import socket
 import traceback
@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
+from trainables.hosts import of_this_host
 from trainables.replica import DivergedError
 from trainables.settings import TrialSpec
 from trainables.training import Training
 from trainables.workbench import Bench, open_bench
 from trainables.world import World, WorldError
+
+_log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -77,15 +80,26 @@ class Worker:
             limit_gpu_memory(self._spec.resources)
             self._training = training = Training(self._spec, self._open_bench(), self._world)
             again = training.restore()
+        warning = ""
         if not again:
             training.run_epoch()
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-                # Without a checkpoint a trial is only slower to continue: a full disk is no
-                # reason to lose it.
-                with contextlib.suppress(OSError):
-                    training.save()
+                warning = self._save(training)
         state = "finished" if training.is_done else "running"
-        return {**training.last_result, "state": state}
+        return {**training.last_result, "state": state, "warning": warning}
+
+    def _save(self, training: Training) -> str:
+        """Write the checkpoint; what went wrong, if anything did.
+
+        Without one a trial is only slower to continue: a full disk is no reason to lose it.
+        """
+        try:
+            training.save()
+        except OSError as error:
+            warning = f"checkpoint of epoch {training.epoch} not written: {last_line(error)}"
+            _log.warning("%s: %s", self._spec.trial if self._spec else "", warning)
+            return warning
+        return ""
 
     def _open_bench(self) -> Bench:
         assert self._spec is not None
@@ -93,7 +107,8 @@ class Worker:
         key = (spec.dataset, spec.backbone, spec.cache_dir)
         if self._bench is None or self._bench[0] != key:
             self._bench = None  # free the old data before loading other data
-            bench = open_bench(spec.dataset, spec.backbone, cache_dir=Path(spec.cache_dir))
+            cache_dir = Path(of_this_host(spec.cache_dir))
+            bench = open_bench(spec.dataset, spec.backbone, cache_dir=cache_dir)
             self._bench = (key, bench)
         return self._bench[1]
 

@@ -7,14 +7,17 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from study.environment import environment
 from study.errors import RayError
 from study.file import ResourcesSection
-from study.tuning.placement import alive_nodes, check_room
+from study.tuning.growth import nodes_that_may_come
+from study.tuning.placement import alive_nodes, check_room, fitting, lack
 
+FIRST_WARNING_SECONDS, WARNING_SECONDS = 20.0, 60.0
 STARTS = 3
 """A machine under load may take longer than the half minute Ray gives its own processes."""
 
@@ -53,8 +56,7 @@ def ray_session(
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     try:
         with contextlib.nullcontext() if address else _watched(on_death):
-            if address is None:
-                check_room(resources, alive_nodes())
+            check_room(resources, alive_nodes(), nodes_that_may_come() if address else ())
             yield
     finally:
         ray.shutdown()
@@ -80,6 +82,47 @@ def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def check_cluster(resources: ResourcesSection, address: str) -> None:
+    """Raise when a trial fits no node that the cluster has or may get.
+
+    Raises:
+        StudyError: It would wait for ever.
+    """
+    with ray_session(resources, address, lambda text: None, lambda process: None):
+        pass
+
+
+class Patience:
+    """Says again and again, while no node can take a trial, what is missing.
+
+    Args:
+        resources: What a trial takes.
+        warn: Is told, in one line.
+        nodes: What each node has now.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        resources: ResourcesSection,
+        warn: Callable[[str], None],
+        *,
+        nodes: Callable[[], Sequence[Mapping[str, float]]] = alive_nodes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._resources, self._warn, self._nodes, self._clock = resources, warn, nodes, clock
+        self._next = clock() + FIRST_WARNING_SECONDS
+
+    def update(self) -> None:
+        """To be called often; looks every minute."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + WARNING_SECONDS
+        nodes = self._nodes()
+        if not fitting(self._resources, nodes):
+            self._warn(f"no trial can run yet: {lack(self._resources, nodes)}; waiting for nodes")
 
 
 def _start(say: Callable[[str], None]) -> None:
