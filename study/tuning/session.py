@@ -64,21 +64,25 @@ def ray_session(
 
 @contextlib.contextmanager
 def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
-    from ray._private import worker
-
-    node, over = worker._global_node, threading.Event()
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(WATCH_SECONDS):
-            dead = [kind for kind, _ in node.dead_processes() if kind in VITAL]
+            dead = _dead_part()
             if dead and not over.is_set():
-                on_death(dead[0])
+                on_death(dead)
                 return
 
     thread = threading.Thread(target=watch, name="ray-watch", daemon=True)
     thread.start()
     try:
         yield
+    except Exception:
+        # Whoever was just asking a Ray that died got some error of its own making.
+        if dead := _dead_part():
+            on_death(dead)
+            raise RayError(f"Ray's {dead} died") from None
+        raise
     finally:
         over.set()
         thread.join()
@@ -123,6 +127,15 @@ class Patience:
         nodes = self._nodes()
         if not fitting(self._resources, nodes):
             self._warn(f"no trial can run yet: {lack(self._resources, nodes)}; waiting for nodes")
+
+
+def _dead_part() -> str:
+    """A vital process of this process's own Ray that has died; empty when all live."""
+    from ray._private import worker
+
+    node = worker._global_node
+    dead = [kind for kind, _ in node.dead_processes() if kind in VITAL] if node else []
+    return dead[0] if dead else ""
 
 
 def _start(say: Callable[[str], None]) -> None:
