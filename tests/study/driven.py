@@ -276,6 +276,7 @@ def freeze_workers(process: subprocess.Popen[str], home: StudyHome) -> list[psut
         workers = workers_of(process)
         for worker in workers:
             worker.suspend()
+        time.sleep(0.5)  # reports on their way arrive
         open_trials = recorded(home).query("state == 'running'")["trial"]
         if any(checkpoint_path(home.checkpoints, trial).exists() for trial in open_trials):
             return workers
