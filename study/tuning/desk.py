@@ -112,9 +112,13 @@ class Desk:
             self._keep_traceback(trial, str(result.get("traceback", "")))
             self._end(job, _failure(state, epoch, seconds, result))
             return True
-        self._losses.pop(trial, None)
         self._pass_on(trial, str(result.get("warning", "")))
         score, spread = float(result["score"]), float(result.get("score_std", math.nan))
+        if not math.isfinite(score):  # no sampler can be told that
+            result = {**result, "error": f"the score is {score}"}
+            self._end(job, _failure("diverged", self.ledger.epochs_done(trial), seconds, result))
+            return True
+        self._losses.pop(trial, None)
         told = {"score_std": spread} if math.isfinite(spread) else {}
         self._listener.epoch(job, epoch, {**_metrics(result), **told})
         low = self.ledger.report(trial, epoch, score)

@@ -73,8 +73,15 @@ class LossSearch:
         self._startup = 0 if plan.sobol(loss, 0) >= 4 else 4
 
     def sampler_record(self) -> dict[str, Any]:
-        """The sampler of this loss, with every setting."""
-        return sampler_record(self._search.sampler, startup=self._startup)
+        """The sampler of this loss with every setting, its seed, and where trials are stopped."""
+        return {
+            **sampler_record(self._search.sampler, startup=self._startup),
+            "seed": self._search.seed,
+            "sobol": {"share": self._search.sobol_share, "scrambled": True},
+            "repeats": self._search.repeats,
+            "stopped_at": list(self._rungs.milestones),
+            "reduction": self._search.stop_early.reduction,
+        }
 
     # What is next?
 

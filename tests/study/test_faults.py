@@ -23,13 +23,12 @@ from tests.study.driven import (
     cut_power,
     ended_trials,
     family,
+    freeze_workers,
     launch,
     listener,
     mark_checkpoints,
     recorded,
     wait_for,
-    wait_for_epochs,
-    workers_of,
     write_study,
 )
 
@@ -46,7 +45,7 @@ def test_power_cut_move_and_resume(tmp_path: Path, data_cache: Path) -> None:
     )
     process = launch(tmp_path / "studies", "run", str(file), "--no-report")
     wait_for(home, 4, process)
-    wait_for_epochs(home, 3, process)
+    freeze_workers(process, home)
     cut_power(process)
     before = recorded(home)
     assert (before["state"] == "running").any()
@@ -121,11 +120,7 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
             words, _ = second.communicate(timeout=60)
             assert second.returncode == 2, words
             assert words.count("\n") == 1, words
-    wait_for_epochs(home, 2, process)
-    killed = workers_of(process)
-    assert killed
-    for worker in killed:
-        worker.suspend()
+    killed = freeze_workers(process, home)
     marked = mark_checkpoints(home)
     for worker in killed:
         worker.kill()

@@ -73,6 +73,16 @@ def test_told_states_are_true(tmp_path: Path) -> None:
     assert len(study.trials) == sum(j.loss == "triplet" and j.origin != "repeat" for j in jobs)
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random", "sobol", "grid", "cmaes"])
+def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> None:
+    search = {"sampler": sampler, "seed": 3, "stop_early": {"grace_epochs": 2, "reduction": 2}}
+    open_ledger(make_plan(losses=["triplet"], search=search), tmp_path)
+    said = optuna_study(tmp_path, "triplet").user_attrs["sampler"]
+    assert (said["name"], said["seed"], said["stopped_at"]) == (sampler, 3, [2, 4, 8])
+    assert said["sobol"] == {"share": 0.4, "scrambled": True}
+    assert ("n_startup_trials" in said) == (sampler in ("tpe", "gp", "cmaes"))
+
+
 def test_samplers_never_see_repeats(tmp_path: Path) -> None:
     plan = make_plan()
     drive(open_ledger(plan, tmp_path))
