@@ -183,7 +183,7 @@ class TrialSpec:
         """A short key that is equal for trials that train the same, wherever and however placed."""
         placed = ("trial", "cache_dir", "checkpoint_dir", "checkpoint_every", "threads")
         told = {k: v for k, v in asdict(self).items() if k not in (*placed, "resources")}
-        text = json.dumps(told, sort_keys=True, default=str)
+        text = json.dumps(_numbers(told), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
@@ -193,3 +193,12 @@ class TrialSpec:
         values["settings"] = settings_from(values["settings"])
         values["recall_at"] = tuple(values["recall_at"])
         return cls(**values)
+
+
+def _numbers(value: Any) -> Any:
+    """The same with 32 and 32.0 made equal: which one it is depends on where a value was kept."""
+    if isinstance(value, Mapping):
+        return {str(key): _numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

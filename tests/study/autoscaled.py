@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def cluster(folder: Path) -> Iterator[str]:
     port = free_port()
     file = Path.home() / "ray_bootstrap_config.yaml"  # where `ray up` puts it on a head
     file.write_text(json.dumps(config(port)))
-    temporary = Path("/tmp", f"dml-{os.getpid()}")  # names of sockets may not be long
+    temporary = temporary_folder()
     temporary.mkdir()
     os.environ |= {
         MARK: str(folder),
@@ -120,6 +121,18 @@ def end_all(mark: str) -> None:
     psutil.wait_procs(found, timeout=20)
 
 
+def launched() -> list[int]:
+    """How many nodes the autoscaler started in each of its steps, as its log says."""
+    logs = temporary_folder() / "session_latest" / "logs"
+    lines = (logs / "monitor.log").read_text().splitlines()
+    steps = [re.search(r"Adding (\d+) node\(s\) of type small", line) for line in lines]
+    return [int(step[1]) for step in steps if step]
+
+
+def temporary_folder() -> Path:
+    return Path("/tmp", f"dml-{os.getpid()}")  # names of sockets may not be long
+
+
 def workers() -> int:
     """How many nodes live besides the head."""
     return len([node for node in ray.nodes() if node["Alive"]]) - 1
@@ -128,7 +141,7 @@ def workers() -> int:
 class Watch:
     """How many nodes there were, as time went by, until `stop`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self) -> None:
         self.alive: list[tuple[float, int]] = [(0.0, 0)]
         self._started, self._stop = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -184,7 +197,7 @@ def shared(address: str) -> dict[str, Any]:
     return {"both": sorted(both), "alone": alone, "none": len(board.wishes())}
 
 
-def grown(folder: Path, address: str) -> dict[str, Any]:
+def grown(folder: Path) -> dict[str, Any]:
     """A study of nine short trials."""
     (folder / "grows").mkdir()
     path = write_study(
@@ -198,14 +211,9 @@ def grown(folder: Path, address: str) -> dict[str, Any]:
     plan = build_plan(read_study_file(path))
     home.directory.mkdir(parents=True)
     save_plan(plan, home.directory)
-    watch = Watch(address)
+    watch = Watch()
     before = workers()
-    ended: dict[int, int] = {}
-
-    def tick(progress: Any, running: Any) -> None:
-        ended.setdefault(workers(), sum(p.ended for p in progress))
-
-    summary = run(home, load_plan(home.directory), report=False, tick=tick)
+    summary = run(home, load_plan(home.directory), report=False)
     finished = time.monotonic()
     while workers() and time.monotonic() - finished < 60:
         time.sleep(0.1)
@@ -214,7 +222,7 @@ def grown(folder: Path, address: str) -> dict[str, Any]:
         "finished": summary.finished,
         "failed": sum(p.failed for p in summary.progress),
         "alive": watch.stop(),
-        "ended_when_all_were_there": ended.get(WORKERS),
+        "launched": launched(),
         "after": workers(),
         "seconds_to_go": time.monotonic() - finished,
     }
@@ -225,7 +233,7 @@ def main(folder: Path) -> dict[str, Any]:
         found = {"refused": refused(folder, address)}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         found["shared"] = shared(address)
-        found["grown"] = grown(folder, address)
+        found["grown"] = grown(folder)
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,22 @@ def test_a_checkpoint_of_another_training_is_not_taken(tmp_path: Path) -> None:
     folder = str(tmp_path)
     cases.train_and_save(ALONE, cases.spec("triplet", kind="features"), folder, 1)
     other = cases.spec("triplet", kind="features", head_lr=0.5)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "triplet-0000.pt").rename(tmp_path / "0" / "triplet-0000.pt")
     assert cases.train_and_save_apart(ALONE, other, folder, 1)["resumed"] == 0
-    assert cases.train_and_save(ALONE, other, folder, 1)["epoch"] == 1
+
+
+def test_the_same_training_has_the_same_key_wherever_it_runs() -> None:
+    trial = cases.spec("proxy_anchor")
+    again = replace(
+        trial,
+        trial="x",
+        cache_dir="/elsewhere",
+        resources={"ranks_per_trial": 4},
+        loss_knobs={k: float(v) for k, v in trial.loss_knobs.items()},
+    )
+    assert again.training_key() == trial.training_key()
+    assert replace(trial, seed=2).training_key() != trial.training_key()
 
 
 def test_fewer_classes_than_ranks(rank_pool: RankPool) -> None:
