@@ -21,6 +21,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """One line of news."""
 
+    def warn(self, text: str) -> None:
+        """One line that stays to be read."""
+
     def building(self, what: str, done: int, total: int) -> None:
         """Progress of something built before trials run."""
 
@@ -72,6 +75,9 @@ class _Lines:
     def say(self, text: str) -> None:
         print(f"{self._title}: {text}", flush=True)
 
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
     def building(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if done >= total or now - self._last >= self._every:
@@ -117,6 +123,11 @@ class _Bars:
 
         self._news = text
         self._live.update(Text(f"{self._title}: {text} ...", style="dim"))
+
+    def warn(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(f"{self._title}: warning: {text}", style="yellow"))
 
     def building(self, what: str, done: int, total: int) -> None:
         self._live.update(building_bar(f"{self._title}: {what}", done, total))

@@ -35,6 +35,14 @@ def read_study_file(path: Path, overrides: Sequence[str] = ()) -> StudyFile:
     return parse_study(content, where=str(path))
 
 
+def merged_text(path: Path, overrides: Sequence[str] = ()) -> str:
+    """A study file with its overrides as one text: what is sent to a cluster.
+
+    An override may hold a password, which has no place on a command line. Paths stay as written.
+    """
+    return yaml.dump(_read(path, overrides), Dumper=_StrictDumper, sort_keys=False)
+
+
 def refuse_relative_paths(path: Path, overrides: Sequence[str] = ()) -> None:
     """Raise when a study file that goes to a cluster names a path only this machine knows.
 
@@ -96,10 +104,17 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+class _StrictDumper(yaml.SafeDumper):
+    """Writes what the loader reads: a name like '1e3' gets its quotes."""
+
+
 # YAML 1.1 reads 1e-4 (no dot) as a string, which nobody who writes a learning rate means.
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+for _side in (_StrictLoader, _StrictDumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

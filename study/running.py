@@ -21,8 +21,15 @@ from study.plan import Plan
 GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
 
 
-def begin(home: StudyHome, plan: Plan) -> None:
-    """Make the study's directory, once its data are known to fit; nothing is written before."""
+def begin(home: StudyHome, plan: Plan, *, address: str | None = None) -> None:
+    """Make the study's directory, once data and cluster are known to fit.
+
+    Nothing is written before.
+    """
+    if address is not None:
+        from study.tuning.session import check_cluster
+
+        check_cluster(plan.file.resources, address)
     with open_display(plan.name) as display:
         bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
     for note in bench.notes:
@@ -77,10 +84,14 @@ def _execute(
             tick=display.show,
             say=display.say,
             on_death=partial(_end_with_ray, home.name),
+            warn=display.warn,
         )
         display.show(summary.progress, {})
     if not summary.tracked:
         print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
+    if summary.warnings:
+        path = home.directory / "warnings.txt"
+        print(f"{summary.warnings} warning(s); see {path}", file=sys.stderr)
     if not summary.finished:
         print(GO_ON.format(home.name))
         return 130

@@ -22,7 +22,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 FAULTS = {
-    "hosts": ("test_ray_up.py", "test_rank_trials.py", "test_storage.py"),
+    "hosts": (
+        "test_ray_up.py",
+        "test_rank_trials.py",
+        "test_storage.py",
+        "test_autoscaling.py",
+    ),
     "processes": ("test_faults.py", "test_chaos.py"),
 }
 """Files whose tests start whole studies and kill their processes, hosts and disks: `make faults`.

@@ -7,12 +7,11 @@ old one or the new one, never half of one. Nothing of Tune's own state is needed
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,10 @@ def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
         OSError: The disk or S3 does not take it.
     """
     if objects.is_object(place):
-        content = io.BytesIO()
-        torch.save(payload, content)
-        objects.put(_address(place, trial), content.getvalue())
+        with tempfile.TemporaryDirectory(prefix=_WRITING) as folder:
+            path = checkpoint_path(Path(folder), trial)
+            torch.save(payload, path)
+            objects.upload(path, _address(place, trial))
         return
     directory = Path(place)
     directory.mkdir(parents=True, exist_ok=True)
@@ -59,19 +59,36 @@ def load_checkpoint(place: Place, trial: str) -> dict[str, Any] | None:
 
     Loaded with `weights_only`: a checkpoint can hold tensors and plain values, never code.
     """
-    payload: dict[str, Any]
-    if objects.is_object(place):
-        content = objects.get(_address(place, trial))
-        if content is None:
-            return None
-        payload = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return payload
-    path = checkpoint_path(Path(place), trial)
-    if not path.exists():
-        return None
+    with checkpoint_file(place, trial) as path:
+        return None if path is None else read_checkpoint(path)
+
+
+@contextlib.contextmanager
+def checkpoint_file(place: Place, trial: str) -> Iterator[Path | None]:
+    """The trial's checkpoint as a file of this node; of one on S3 a copy that is gone afterwards.
+
+    Raises:
+        OSError: S3 does not answer, or the disk is full.
+    """
+    if not objects.is_object(place):
+        path = checkpoint_path(Path(place), trial)
+        yield path if path.exists() else None
+        return
+    with tempfile.TemporaryDirectory(prefix=_WRITING) as folder:
+        path = checkpoint_path(Path(folder), trial)
+        try:
+            objects.download(_address(place, trial), path)
+        except FileNotFoundError:
+            yield None
+            return
+        yield path
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint's content; the file may be removed or replaced as soon as this returns."""
     # Mapped, not read: each rank touches only the rows it keeps, and ranks of a node share them.
     mapped = zipfile.is_zipfile(path)
-    payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return payload
 
 

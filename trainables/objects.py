@@ -16,6 +16,7 @@ from typing import Any
 
 SCHEME = "s3://"
 PAGE = 1000
+PART_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -44,29 +45,26 @@ def bucket_and_key(address: str) -> tuple[str, str]:
     return bucket, key
 
 
-def put(address: str, content: bytes) -> None:
-    """Store an object, whole or not at all."""
+def upload(path: Path, address: str) -> None:
+    """Store a file as an object, whole or not at all.
+
+    It goes in parts of a few MiB: S3 takes at most 5 GiB at once, and no node has to hold it all.
+    """
     bucket, key = bucket_and_key(address)
     with _as_os_error(address):
-        _client().put_object(Bucket=bucket, Key=key, Body=content)
-
-
-def get(address: str) -> bytes | None:
-    """An object's content; None when there is none."""
-    bucket, key = bucket_and_key(address)
-    with _as_os_error(address):
-        try:
-            content: bytes = _client().get_object(Bucket=bucket, Key=key)["Body"].read()
-        except _client().exceptions.NoSuchKey:
-            return None
-    return content
+        _client().upload_file(str(path), bucket, key, Config=_transfer())
 
 
 def download(address: str, path: Path) -> None:
-    """Write an object to a file."""
+    """Write an object to a file, in parts.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        OSError: S3 does not answer, or the disk is full.
+    """
     bucket, key = bucket_and_key(address)
     with _as_os_error(address):
-        _client().download_file(bucket, key, str(path))
+        _client().download_file(bucket, key, str(path), Config=_transfer())
 
 
 def remove(address: str) -> None:
@@ -114,6 +112,15 @@ def _client_of(process: int, endpoint: str) -> Any:
     return boto3.client("s3", config=settings)
 
 
+def _transfer() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    # boto3 makes parts larger by itself where a file would have more than the 10,000 S3 allows.
+    return TransferConfig(
+        multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
+    )
+
+
 @contextmanager
 def _as_os_error(address: str) -> Iterator[None]:
     from boto3.exceptions import Boto3Error
@@ -122,4 +129,5 @@ def _as_os_error(address: str) -> Iterator[None]:
     try:
         yield
     except (BotoCoreError, ClientError, Boto3Error) as error:
-        raise OSError(f"{address}: {error}") from error
+        missing = isinstance(error, ClientError) and error.response["Error"]["Code"] == "404"
+        raise (FileNotFoundError if missing else OSError)(f"{address}: {error}") from error

@@ -7,6 +7,8 @@ be started again anywhere from its spec and its last checkpoint.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import math
 import types
 import typing
@@ -177,6 +179,13 @@ class TrialSpec:
         """Plain JSON types."""
         return asdict(self)
 
+    def training_key(self) -> str:
+        """A short key that is equal for trials that train the same, wherever and however placed."""
+        placed = ("trial", "cache_dir", "checkpoint_dir", "checkpoint_every", "threads")
+        told = {k: v for k, v in asdict(self).items() if k not in (*placed, "resources")}
+        text = json.dumps(_numbers(told), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrialSpec:
         """The inverse of `to_dict`."""
@@ -184,3 +193,12 @@ class TrialSpec:
         values["settings"] = settings_from(values["settings"])
         values["recall_at"] = tuple(values["recall_at"])
         return cls(**values)
+
+
+def _numbers(value: Any) -> Any:
+    """The same with 32 and 32.0 made equal: which one it is depends on where a value was kept."""
+    if isinstance(value, Mapping):
+        return {str(key): _numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_numbers(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -11,11 +11,12 @@ import numpy as np
 import psutil
 import torch
 
-from trainables.checkpoints import load_checkpoint, save_checkpoint
+from trainables.checkpoints import save_checkpoint
 from trainables.data.dataset import Dataset, Part
 from trainables.data.splits import folds
 from trainables.model import pool
 from trainables.replica import Replica, Task, embed, score_vectors
+from trainables.restoring import newest_checkpoint
 from trainables.settings import TrialSpec
 from trainables.workbench import Bench, untrained_backbone
 from trainables.world import Alone, World
@@ -93,6 +94,7 @@ class Training:
         if not self._spec.checkpoint_dir:
             return
         payload = {
+            "training": self._spec.training_key(),
             "epoch": self.epoch,
             "last_result": self.last_result,
             "replicas": [r.state_dict() for r in self.replicas],
@@ -103,13 +105,12 @@ class Training:
     def restore(self) -> bool:
         """Continue from the checkpoint, if there is one; `last_result` is then its report.
 
-        Raises:
-            RuntimeError: Ranks see different checkpoints: their directory is not shared.
+        Ranks on nodes that share no storage may see different ones, or none: the newest is sent to
+        the others.
         """
         if not self._spec.checkpoint_dir:
             return False
-        payload = load_checkpoint(self._spec.checkpoint_dir, self._spec.trial)
-        self._agree_on(payload)
+        payload = newest_checkpoint(self._spec, self._world)
         if payload is None:
             return False
         for replica, state in zip(self.replicas, payload["replicas"], strict=True):
@@ -118,19 +119,6 @@ class Training:
         self.last_result = payload["last_result"]
         self._seconds = float(self.last_result["seconds"])
         return True
-
-    def _agree_on(self, payload: dict[str, Any] | None) -> None:
-        epoch = -1 if payload is None else int(payload["epoch"])
-        first = torch.tensor(epoch, device=self._world.device)
-        self._world.broadcast_(first)
-        differs = torch.tensor(float(int(first) != epoch), device=self._world.device)
-        self._world.maximum_(differs)
-        if float(differs) > 0:
-            raise RuntimeError(
-                f"rank {self._world.rank} sees the checkpoint of epoch {epoch}, the first rank "
-                f"that of {int(first)} (-1: none); {self._spec.checkpoint_dir} must be storage "
-                "that all nodes of a trial share."
-            )
 
 
 def split_tasks(data: Dataset, split: str, n_folds: int) -> list[Task]:

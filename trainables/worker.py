@@ -6,7 +6,7 @@ is rebuilt. Whatever goes wrong inside a trial is a result, not an exception.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import socket
 import traceback
@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
+from trainables.hosts import of_this_host
 from trainables.replica import DivergedError
 from trainables.settings import TrialSpec
 from trainables.training import Training
 from trainables.workbench import Bench, open_bench
 from trainables.world import World, WorldError
+
+_log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -35,6 +38,8 @@ class Worker:
         self._bench: tuple[Any, Bench] | None = None
         self._spec: TrialSpec | None = None
         self._training: Training | None = None
+        self.is_broken = False
+        """Whether no further trial can be trained in this process."""
 
     def start(self, spec: TrialSpec) -> None:
         """Take a trial. Nothing is built yet: building may fail, and that is a result of `step`."""
@@ -55,6 +60,7 @@ class Worker:
         except WorldError as error:
             result |= {"state": "lost", "error": last_line(error)}
         except Exception as error:
+            self.is_broken = _breaks_device(error)
             result |= {
                 "state": "failed",
                 "error": last_line(error),
@@ -62,6 +68,8 @@ class Worker:
             }
         if result["state"] != "running":
             self._training = None  # what a failed trial held must not burden the next
+        if result["state"] == "failed" and torch.cuda.is_available() and not self.is_broken:
+            torch.cuda.empty_cache()
         return result
 
     def _advance(self) -> dict[str, Any]:
@@ -77,15 +85,26 @@ class Worker:
             limit_gpu_memory(self._spec.resources)
             self._training = training = Training(self._spec, self._open_bench(), self._world)
             again = training.restore()
+        warning = ""
         if not again:
             training.run_epoch()
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-                # Without a checkpoint a trial is only slower to continue: a full disk is no
-                # reason to lose it.
-                with contextlib.suppress(OSError):
-                    training.save()
+                warning = self._save(training)
         state = "finished" if training.is_done else "running"
-        return {**training.last_result, "state": state}
+        return {**training.last_result, "state": state, "warning": warning}
+
+    def _save(self, training: Training) -> str:
+        """Write the checkpoint; what went wrong, if anything did.
+
+        Without one a trial is only slower to continue: a full disk is no reason to lose it.
+        """
+        try:
+            training.save()
+        except OSError as error:
+            warning = f"checkpoint of epoch {training.epoch} not written: {last_line(error)}"
+            _log.warning("%s: %s", self._spec.trial if self._spec else "", warning)
+            return warning
+        return ""
 
     def _open_bench(self) -> Bench:
         assert self._spec is not None
@@ -93,7 +112,8 @@ class Worker:
         key = (spec.dataset, spec.backbone, spec.cache_dir)
         if self._bench is None or self._bench[0] != key:
             self._bench = None  # free the old data before loading other data
-            bench = open_bench(spec.dataset, spec.backbone, cache_dir=Path(spec.cache_dir))
+            cache_dir = Path(of_this_host(spec.cache_dir))
+            bench = open_bench(spec.dataset, spec.backbone, cache_dir=cache_dir)
             self._bench = (key, bench)
         return self._bench[1]
 
@@ -103,6 +123,11 @@ def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
     part = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
     if torch.cuda.is_available() and 0 < part < 1:
         torch.cuda.set_per_process_memory_fraction(part)
+
+
+def _breaks_device(error: BaseException) -> bool:
+    """Whether an error leaves the GPU unusable for this process; running out of memory does not."""
+    return "CUDA error" in str(error) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def last_line(error: BaseException) -> str:

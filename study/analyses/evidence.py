@@ -157,7 +157,9 @@ def best_shape(evidence: Evidence, starts: Sequence[Array], *, steps: int) -> tu
         tries = [shaped.maximise(s, steps if not found else steps // 2) for s in first]
         value, theta = min(tries, key=lambda t: t[0])
         found.append((value, Fitted(theta, smoothness, evidence.cliff)))
-    return min(found, key=lambda f: f[0])
+    best = min(found, key=lambda f: f[0])[1]
+    value, theta = evidence.with_shape(best.smoothness).maximise(best.theta, steps)
+    return value, replace(best, theta=theta)
 
 
 def plausible(
@@ -195,10 +197,17 @@ def plausible(
 
 
 def _thin(samples: Samples, most: int, seed: int) -> Samples:
-    """At most `most` rows, whole trials, drawn without order."""
+    """At most `most` rows, whole trials, Sobol ones first.
+
+    A search crowds where the score is high and flat; lengths learned there would be taken for
+    those of the whole space, and bands would be far too sure of it.
+    """
     if len(samples) <= most:
         return samples
     order = np.random.default_rng(seed).permutation(np.unique(samples.trial))
+    blind = np.zeros(int(samples.trial.max()) + 1, dtype=bool)
+    blind[samples.trial[samples.blind]] = True
+    order = order[np.argsort(~blind[order], kind="stable")]
     counts = np.bincount(samples.trial)[order]
     keep = order[np.cumsum(counts) <= most]
     return samples.rows(np.isin(samples.trial, keep))

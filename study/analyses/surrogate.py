@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import norm, qmc
+from scipy.stats import qmc
 
+from search_spaces.scale import from_unit
+from search_spaces.space import Value
 from study.analyses import cliff, forest, gp
 from study.analyses.divergence import Risk, risk_of
 from study.analyses.evidence import Fitted, plausible
 from study.analyses.noise import SeedNoise
+from study.analyses.quality import Kind, Quality, of_forest, of_process
 from study.analyses.samples import Array, Samples, snap
 from study.analyses.warp import Standard, ceiling_of
 
-Kind = Literal["gp", "log_gp", "forest"]
 NAMES: dict[Kind, str] = {
     "gp": "Gaussian process",
     "log_gp": "Gaussian process of the log shortfall",
@@ -30,25 +29,6 @@ MIN_R2 = 0.5
 
 KEPT = 0.85
 """Share of the points each subset of the bootstrap keeps."""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well a model predicts points it has not seen (5 folds over points, Sobol points asked).
-
-    Args:
-        r2: Share of the held-out variance explained beyond what the epoch alone explains.
-        coverage: Share of held-out scores inside the model's 90 % interval.
-        log_density: Mean log density of the held-out scores; the better model has more.
-        stretch: Held-out errors in units of the model's own (1 when it is neither too sure nor too
-            careful); draws are spread by it where it exceeds 1.
-    """
-
-    kind: Kind
-    r2: float
-    coverage: float
-    log_density: float
-    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,15 +64,13 @@ class Surrogate:
             values = np.concatenate([path(units) for path in self._paths])
         else:
             epochs = np.full(len(units), self.samples.full_epochs)
-            values = np.stack([trees.mean(units, epochs) for trees in self._forests])
-        stretch = min(max(self.best.stretch, 1.0), 2.0)
-        if stretch > 1.0:
-            middle = values.mean(axis=0)
-            values = middle + stretch * (values - middle)
+            values = np.concatenate([trees.votes(units, epochs) for trees in self._forests])
         if self.kind == "log_gp":
             # The inverse of a logarithm runs away where there are no trials.
             seen = self.samples.scores
             values = np.maximum(values, float(seen.min()) - 0.25 * float(np.ptp(seen)))
+        middle = values.mean(axis=0)
+        values = middle + self.best.factor(middle) * (values - middle)
         if self.risk is None:
             return values
         chance = self.risk(units)
@@ -107,8 +85,19 @@ class Surrogate:
     @property
     def jumps(self) -> bool:
         """Whether draws have steps, which must not be smoothed over."""
-        cliffs = any(p.posterior.fitted.cliff is not None for p in self._paths)
-        return not self._paths or cliffs or self.risk is not None
+        return not self._paths or self.jump is not None or self.risk is not None
+
+    @property
+    def jump(self) -> tuple[str, Value, Value] | None:
+        """The knob along which the score jumps, and between which values; None without a cliff."""
+        found = [p.posterior.fitted.cliff for p in self._paths]
+        places = [c.place for c in found if c is not None]
+        if not places or found[0] is None:
+            return None
+        knob = found[0].knob
+        distribution = self.samples.distributions[knob]
+        low, high = (from_unit(distribution, u) for u in (min(places), max(places)))
+        return self.samples.knobs[knob], low, high
 
     @cached_property
     def good(self) -> Array:
@@ -152,7 +141,7 @@ def fit(
     """Fit both models, keep the better by cross-validation (or `kind`).
 
     The Gaussian process is fitted to `n_bootstrap` random subsets of the points and draws functions
-    from each; the forest draws one function per bootstrap of the points.
+    from each; of the forest, trees grown on bootstraps of the points are the functions.
     """
     everything, samples = samples, samples.rows(~samples.diverged)
     knobs = len(samples.knobs)
@@ -175,8 +164,8 @@ def fit(
     fits: dict[Kind, Fitted] = {}
     for k, standard in scales.items():
         fits[k] = gp.learn(samples, standard, seed=seed, like=fits.get("gp"))
-    quality = [_validate_gp(samples, k, scales[k], fits[k], seed) for k in scales]
-    quality.append(_validate_forest(samples, seed))
+    quality = [of_process(samples, k, scales[k], fits[k], seed) for k in scales]
+    quality.append(of_forest(samples, seed))
     quality.sort(key=lambda q: (q.kind != kind if kind else False, -q.log_density))
     risk = risk_of(everything, seed=seed)
     chosen = quality[0].kind
@@ -187,8 +176,8 @@ def fit(
         return Surrogate(everything, chosen, tuple(quality), noise, risk, _paths=paths)
     rng = np.random.default_rng(seed)
     forests = tuple(
-        forest.grow(forest.resample(samples, rng), seed=seed + 1 + b, trees=16)
-        for b in range(max(n_draws // 2, 32))
+        forest.grow(forest.resample(samples, rng), seed=seed + 1 + b, trees=max(n_draws // 32, 1))
+        for b in range(32)
     )
     return Surrogate(everything, "forest", tuple(quality), noise, risk, _forests=forests)
 
@@ -207,7 +196,7 @@ def refuse_response(surrogate: Surrogate, noise: SeedNoise) -> Refusal | None:
     """Curves may be read when the model is good, or when only seed noise is left to explain."""
     if surrogate.best.r2 >= MIN_R2:
         return None
-    if noise.measured and surrogate.noise <= 1.5 * noise.high:
+    if noise.measured and surrogate.best.error <= 1.5 * noise.high:
         return None
     return Refusal(
         f"The model explains {max(surrogate.best.r2, 0.0):.0%} of what unseen settings score, and "
@@ -239,72 +228,3 @@ def _gp_paths(
             posterior = gp.Posterior(subset, located, standard)
             paths.append(posterior.paths(share, seed=seed + 1000 + places * b + k))
     return tuple(paths)
-
-
-def _folds(samples: Samples, seed: int, folds: int = 5) -> Iterator[tuple[Samples, Samples]]:
-    """Training rows and held-out last rows; the trials of a point stay together.
-
-    Held-out rows are Sobol points where there are enough: shares and curves speak of the whole
-    space, and a search that crowds around its best would vouch for that corner alone.
-    """
-    points = np.random.default_rng(seed).permutation(np.unique(samples.point))
-    fold_of = np.zeros(int(points.max()) + 1, dtype=np.int64)
-    fold_of[points] = np.arange(len(points)) % folds
-    fold = fold_of[samples.point]
-    asked = samples.last & samples.blind
-    if len(np.unique(samples.point[asked])) < 12:
-        asked = samples.last
-    for k in range(folds):
-        train, test = samples.rows(fold != k), samples.rows((fold == k) & asked)
-        if len(test) and len(train) >= 4:
-            yield train, test
-
-
-def _validate_gp(
-    samples: Samples, kind: Kind, standard: Standard, fitted: Fitted, seed: int
-) -> Quality:
-    parts = []
-    for train, test in _folds(samples, seed):
-        # Start away from the fit on all rows, or the held-out rows would have a say.
-        start = replace(fitted, theta=np.round(fitted.theta))
-        learned = gp.relearn(train, standard, start, seed=seed, most=130, steps=12)
-        located = cliff.locate(train, standard, learned, count=5, seed=seed)
-        posteriors = [gp.Posterior(train, each, standard) for each in located]
-        m, s = gp.mixture(posteriors, test.units, test.epochs)
-        density = norm.logpdf(standard.latent(test.scores), m, s)
-        density += np.log(standard.slope(test.scores))
-        error = np.abs(standard.latent(test.scores) - m) / s
-        mean = standard.moments(m, s)[0]
-        parts.append((test.scores, mean, _by_epoch(train, test.epochs), density, error))
-    return _quality(kind, parts)
-
-
-def _validate_forest(samples: Samples, seed: int) -> Quality:
-    parts = []
-    for train, test in _folds(samples, seed):
-        m, s = forest.grow(train, seed=seed, trees=60).predict(test.units, test.epochs)
-        s = np.maximum(s, 1e-9)
-        error = np.abs(test.scores - m) / s
-        density = norm.logpdf(test.scores, m, s)
-        parts.append((test.scores, m, _by_epoch(train, test.epochs), density, error))
-    return _quality("forest", parts)
-
-
-def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
-    y, mean, base, density, error = (np.concatenate(column) for column in zip(*parts, strict=True))
-    left = float(((y - mean) ** 2).sum())
-    r2 = 1.0 - left / max(float(((y - base) ** 2).sum()), 1e-300)
-    edge = float(norm.ppf(0.95))
-    stretch = float(np.quantile(error, 0.9)) / edge
-    return Quality(kind, r2, float((error <= edge).mean()), float(density.mean()), stretch)
-
-
-def _by_epoch(train: Samples, epochs: Array) -> Array:
-    """What the epoch alone predicts: a line in log(epoch) through the last (blind) rows."""
-    blind = train.last & train.blind
-    rows = train.rows(blind if blind.sum() >= 8 else train.last)
-    x = np.log(rows.epochs)
-    if float(np.ptp(x)) < 1e-9:
-        return np.full(len(epochs), float(rows.scores.mean()))
-    slope, level = np.polyfit(x, rows.scores, 1)
-    return np.asarray(level + slope * np.log(epochs))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -27,14 +28,13 @@ def run_file(
     Doing so again follows the study that runs, or goes on with one that was interrupted.
     """
     from study.plan import build_plan
-    from study.read_file import read_study_file, refuse_relative_paths
+    from study.read_file import merged_text, read_study_file, refuse_relative_paths
 
     refuse_relative_paths(file, overrides)
     plan = build_plan(read_study_file(file, overrides))
-    options = ["--report" if report else "--no-report"]
-    options += [part for override in overrides for part in ("--set", override)]
-    content = file.read_text(encoding="utf-8")
-    return start(cluster, plan.name, ["run", *options], content=content, detach=detach)
+    command = ["run", "--report" if report else "--no-report"]
+    content = merged_text(file, overrides)
+    return start(cluster, plan.name, command, content=content, detach=detach)
 
 
 def start(
@@ -85,6 +85,31 @@ def show(cluster: Path, command: Sequence[str]) -> int:
     click.echo(done.stdout, nl=False)
     click.echo(done.stderr, nl=False, err=True)
     return done.returncode
+
+
+@contextlib.contextmanager
+def reached(cluster: Path, names: Sequence[str], port: int = 0) -> Iterator[list[str]]:
+    """Addresses, as seen from this machine, of the stores that keep studies of a cluster.
+
+    Raises:
+        StudyError: A study is unknown there, or its store cannot be reached from here.
+    """
+    head = find_head(cluster)
+    with contextlib.ExitStack() as tunnels:
+        near: dict[str, str] = {}
+        found = [_store(head, name) for name in names]
+        for uri in found:
+            if uri not in near:
+                near[uri] = tunnels.enter_context(head.reach(uri, port))
+        yield [near[uri] for uri in found]
+
+
+def _store(head: Head, name: str) -> str:
+    """Where a study of the cluster is kept, as the head says it; may hold a password."""
+    done = head.run([*DETACHED, "tracking", name])
+    if done.returncode:
+        raise StudyError(done.stderr.strip().removeprefix("study: ") or f"{name}: the head failed")
+    return done.stdout.strip()
 
 
 def refuse_local(**options: object) -> None:

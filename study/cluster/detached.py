@@ -5,6 +5,7 @@
     start NAME COMMAND...   start `study COMMAND...` for the study NAME in the background; a study
                             file, if the command is `run`, comes on standard input
     follow NAME OFFSET      its output from a byte on, until it ends; then its exit code
+    tracking NAME           where the study is kept
 
 The output, the study file and the exit code are kept in `.runs/NAME` of the studies' folder. A lock
 there is held for as long as the study runs.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import shutil
 import signal
@@ -23,7 +23,7 @@ import sys
 import time
 from typing import IO
 
-from study.cluster.places import CHECKPOINTS_VARIABLE, TRACKING_VARIABLE
+from study.cluster.sent import completed, known_file, refuse_another
 from study.errors import StudyError
 from study.folders import studies_root
 
@@ -79,12 +79,14 @@ def start(name: str, command: list[str], content: str) -> str:
     if lock is None:
         if command[0] not in ("run", "resume"):
             raise StudyError(f"study {name} is running; {command[0]} it when it has ended")
+        if command[0] == "run":
+            sent = completed(content, run.folder)
+            refuse_another(sent, known_file(name, run.file), "is running with another file")
         return f"{name} is running; following it"
     with lock:
         news = ""
         if command[0] == "run":
-            run.file.write_text(content, encoding="utf-8")
-            command, news = _prepared(run, command[1:])
+            command, news = _prepared(run, command[1:], content)
             if not command:
                 run.keep_log()
                 run.log.write_text(news + "\n", encoding="utf-8")
@@ -104,29 +106,23 @@ def start(name: str, command: list[str], content: str) -> str:
     return news
 
 
-def _prepared(run: Run, options: list[str]) -> tuple[list[str], str]:
+def _prepared(run: Run, options: list[str], content: str) -> tuple[list[str], str]:
     """The command for a study file that was sent: run, or resume what is there already."""
-    from study.home import StudyHome, new_study
-    from study.plan import PLAN_FILE, build_plan, load_plan
-    from study.read_file import read_study_file
+    from study.home import StudyHome
+    from study.plan import PLAN_FILE, load_plan
     from study.tuning.ledger import Ledger
     from study.tuning.record import Record
 
     report = next((o for o in options if o in ("--report", "--no-report")), "--report")
-    given = [value for option, value in itertools.pairwise(options) if option == "--set"]
-    file = read_study_file(run.file, given)
-    if file.tracking.uri is None and os.environ.get(TRACKING_VARIABLE):
-        given.append(f"tracking.uri={os.environ[TRACKING_VARIABLE]}")
-    if file.storage.checkpoints is None and os.environ.get(CHECKPOINTS_VARIABLE):
-        given.append(f"storage.checkpoints={os.environ[CHECKPOINTS_VARIABLE]}")
-    plan = build_plan(read_study_file(run.file, given))
+    sent = completed(content, run.folder)
     home = StudyHome(studies_root() / run.name)
-    if not (home.directory / PLAN_FILE).exists():
-        overrides = [part for override in given for part in ("--set", override)]
-        return ["run", str(run.file), report, *overrides], ""
+    exists = (home.directory / PLAN_FILE).exists()
+    if exists:
+        refuse_another(sent, known_file(run.name, run.file), "exists with another file")
+    run.file.write_text(sent.text, encoding="utf-8")
+    if not exists:
+        return ["run", str(run.file), report], ""
     known = load_plan(home.directory)
-    if known.file != plan.file:
-        new_study(run.name)  # raises: another study has this name
     if Ledger(known, Record(home.directory, known.spaces)).is_finished():
         return [], f"{run.name} is finished; make its report with: study report {run.name}"
     return ["resume", run.name, report], f"{run.name} was started before; going on with it"
@@ -155,7 +151,7 @@ def watch(name: str, command: list[str]) -> int:
     if code < 0:
         print(f"{name}: ended by {signal.Signals(-code).name}", flush=True)
     if code != 0:
-        _let_nodes_go()
+        _let_nodes_go(name)
     temporary = run.exit.with_suffix(".new")
     temporary.write_text(str(code if code >= 0 else LOST), encoding="utf-8")
     temporary.replace(run.exit)
@@ -172,11 +168,11 @@ def _end(study: subprocess.Popen[bytes]) -> None:
     study.wait()
 
 
-def _let_nodes_go() -> None:
+def _let_nodes_go(name: str) -> None:
     """A study that was killed cannot take back what it asked the autoscaler for."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
-            [sys.executable, "-m", "study.tuning.growth"], timeout=60, capture_output=True
+            [sys.executable, "-m", "study.tuning.growth", name], timeout=60, capture_output=True
         )
 
 
@@ -203,6 +199,13 @@ def follow(name: str, offset: int, out: IO[bytes]) -> int:
     return int(run.exit.read_text(encoding="utf-8"))
 
 
+def tracking(name: str) -> str:
+    """Where a study is kept: as its plan says, as its imported directory does."""
+    from study.reporting import find_store
+
+    return find_store(name, None, None).uri
+
+
 def main(arguments: list[str]) -> int:
     """One of the commands; a user's mistake is one line and exit code 2."""
     from study.file import NAME
@@ -215,6 +218,9 @@ def main(arguments: list[str]) -> int:
             return watch(name, rest)
         if action == "follow":
             return follow(name, int(rest[0]), sys.stdout.buffer)
+        if action == "tracking":
+            print(tracking(name))
+            return 0
         content = sys.stdin.read() if rest[0] == "run" else ""
         news = start(name, rest, content)
         if news:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from study.cluster.names import check_host, check_name, check_user
 from study.errors import StudyError
 
 DEFAULT_VENV = "$HOME/dml-study/.venv"
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
@@ -38,13 +38,12 @@ def onprem_file(
     """
     if not hosts:
         raise StudyError("--cluster onprem needs --host HEAD, and a --host for each worker")
+    check_name(name, "--name (or else the file's name)")
     for host in hosts:
-        if not HOST.fullmatch(host):
-            raise StudyError(f"--host takes a host name or an address, but got {host!r}")
+        check_host(host, "--host")
         if list(hosts).count(host) > 1:
             raise StudyError(f"--host {host} is given twice")
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", user):
-        raise StudyError(f"--user takes a user name, but got {user!r}")
+    check_user(user, "--user")
     for option, text in (("--venv", venv), ("--shared", shared)):
         # These end up in shell commands of the file.
         if text is not None and not re.fullmatch(r"[A-Za-z0-9_./~:@+-]+", text):
@@ -61,7 +60,7 @@ def onprem_file(
         "SHARED_STORAGE": shared or "",
         "PROJECT/": f"{project_folder()}/" if venv is None else "",
         "VENV/": f"{(venv or DEFAULT_VENV).rstrip('/')}/",
-        "VENV\n": f"{DEFAULT_VENV}\n",
+        "VENV": DEFAULT_VENV,
     }
     for word, value in replacements.items():
         text = text.replace(word, value)

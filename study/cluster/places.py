@@ -13,3 +13,6 @@ TRACKING_VARIABLE = "DML_STUDY_TRACKING"
 
 CHECKPOINTS_VARIABLE = "DML_STUDY_CHECKPOINTS"
 """Storage that all nodes share, for checkpoints, unless a study file says otherwise."""
+
+KEEPER_LOG = "~/.dml-study/HOST/keeper.log"
+"""Of what runs on a node besides Ray; HOST is the node's own name."""

@@ -5,6 +5,8 @@ a keeper in the background; `... stop` ends it. On the head it serves MLflow, on
 when Ray ends: `ray down` leaves nothing behind there, and the store (`.mlflow` in the studies'
 folder) stays. On machines that are not switched off by `ray down` the worker's keeper ends what
 Ray leaves behind when the head is gone.
+
+The keeper's lock and log are in a folder of the host's own name: hosts may share a home.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,49 +26,82 @@ from typing import IO
 import psutil
 
 from study.cluster.places import MLFLOW_PORT
+from study.errors import StudyError
 from study.folders import studies_root
 
 CHECK_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 STOP_SECONDS = 30.0
+START_SECONDS = 150.0
 PROCESS = {"head": "gcs_server", "worker": "raylet"}
 FOLDER = Path("~/.dml-study")
+READY = "ready"
+TAIL_LINES = 3
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Start the keeper of a role in the background, be it (`keep ROLE`), or end it (`stop`)."""
-    folder = FOLDER.expanduser()
+    folder = FOLDER.expanduser() / socket.gethostname()
     folder.mkdir(parents=True, exist_ok=True)
     if arguments == ["stop"]:
         stop(folder)
     elif arguments[0] == "keep":
-        keep(folder, arguments[1])
+        return keep(folder, arguments[1])
     else:
-        with (folder / "keeper.log").open("ab") as log:
-            subprocess.Popen(
-                [sys.executable, "-m", "study.cluster.services", "keep", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        return start(folder, arguments[0])
+    return 0
 
 
-def keep(folder: Path, role: str) -> None:
+def start(folder: Path, role: str) -> int:
+    """Start a keeper, and wait until it does what its role says.
+
+    Returns:
+        0, or 1 when it ended instead; then its last words are shown in one line.
+    """
+    path = folder / "keeper.log"
+    with path.open("ab") as log:
+        written = path.stat().st_size
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "study.cluster.services", "keep", role],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and keeper.poll() is None:
+        words = (folder / "keeper").read_text().split() if (folder / "keeper").exists() else []
+        if words == [str(keeper.pid), READY]:
+            return 0
+        time.sleep(0.1)
+    if keeper.poll() == 0:  # another one is there
+        return 0
+    lines = path.read_bytes()[written:].decode(errors="replace").strip().splitlines()
+    last = " | ".join(lines[-TAIL_LINES:]) or "it said nothing"
+    print(f"study: what runs beside Ray did not start: {last} (its log: {path})", file=sys.stderr)
+    return 1
+
+
+def keep(folder: Path, role: str) -> int:
     """Do what the role says until Ray ends here; leave at once when another keeper does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # in order: MLflow is ended, too
     with (folder / "keeper").open("a+", encoding="utf-8") as lock:
         if not _hold(lock):
-            return
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+            return 0
+        _write(lock, str(os.getpid()))
         if role == "head":
-            with _mlflow():
-                _wait_for_end(PROCESS[role])
+            try:
+                with _mlflow():
+                    _write(lock, f"{os.getpid()} {READY}")
+                    _wait_for_end(PROCESS[role])
+            except StudyError as error:
+                print(" ".join(str(error).split()), flush=True)
+                return 1
         else:
+            _write(lock, f"{os.getpid()} {READY}")
             _wait_for_end(PROCESS[role])
             subprocess.run(["ray", "stop", "--force"], check=False)
+    return 0
 
 
 def stop(folder: Path) -> None:
@@ -74,9 +110,15 @@ def stop(folder: Path) -> None:
         deadline = time.monotonic() + STOP_SECONDS
         while not _hold(lock) and time.monotonic() < deadline:
             lock.seek(0)
-            with contextlib.suppress(ProcessLookupError, ValueError):
-                os.kill(int(lock.read()), signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError, ValueError, IndexError):
+                os.kill(int(lock.read().split()[0]), signal.SIGTERM)
             time.sleep(0.3)
+
+
+def _write(lock: IO[str], words: str) -> None:
+    lock.truncate(0)
+    lock.write(words)
+    lock.flush()
 
 
 @contextlib.contextmanager
@@ -125,4 +167,4 @@ def _runs(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -28,22 +29,21 @@ def command(
 ) -> None:
     """Read the trial tables, write the report."""
     if cluster is not None:
-        from study.cluster.attach import refuse_local
-        from study.cluster.head import find_head
+        from study.cluster.attach import reached, refuse_local
 
         refuse_local(root=root, tracking_uri=tracking_uri)
-        with find_head(cluster).tunnel() as address:
-            _report(names, out, address, None)
+        with reached(cluster, names) as addresses:
+            _report(names, out, addresses, None)
         return
-    _report(names, out, tracking_uri, root)
+    _report(names, out, [tracking_uri] * len(names), root)
 
 
 def _report(
-    names: tuple[str, ...], out: Path | None, tracking_uri: str | None, root: Path | None
+    names: tuple[str, ...], out: Path | None, uris: Sequence[str | None], root: Path | None
 ) -> None:
     from study.reporting import compare, find_store, make_report
 
-    stores = [find_store(name, tracking_uri, root) for name in names]
+    stores = [find_store(name, uri, root) for name, uri in zip(names, uris, strict=True)]
     if len(stores) > 1:
         compare(stores, out or Path("-".join(s.name for s in stores) + "-report"))
         return

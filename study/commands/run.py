@@ -48,5 +48,5 @@ def command(
 
     plan = build_plan(read_study_file(file, overrides))
     home = new_study(plan.name, root)
-    begin(home, plan)
+    begin(home, plan, address=address)
     return execute(home, plan, address=address, report=report)

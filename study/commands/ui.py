@@ -114,16 +114,30 @@ def _say(elsewhere: list[Store]) -> None:
 
 
 def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | None) -> None:
-    """The head's own server, reached from here alone."""
-    from study.cluster.attach import refuse_local
+    """The server that keeps the study, or the head's own; one on loopback there through a tunnel.
+
+    A database has no server: MLflow's is started here, on the tunnel to it.
+    """
+    from study.cluster.attach import reached, refuse_local
     from study.cluster.head import find_head
+    from study.tracking.address import is_database
     from study.tracking.reader import study_path
+    from study.tracking.redaction import redact
+    from study.tracking.server import serve
 
     refuse_local(root=root)
-    head = find_head(cluster)
-    with head.tunnel(port) as address:
-        path = study_path(address, name) if name else ""
-        click.echo(f"{name or head.cluster}: {address}{path}  (ctrl-C stops)")
+    with contextlib.ExitStack() as opened:
+        if name is None:
+            head = find_head(cluster)
+            address = opened.enter_context(head.tunnel(port))
+            click.echo(f"{head.cluster}: {address}  (ctrl-C stops)")
+        else:
+            (address,) = opened.enter_context(reached(cluster, [name], port))
+            path = study_path(address, name)
+            if is_database(address):
+                click.echo("starting MLflow ...", err=True)
+                address = opened.enter_context(serve(address, port=port))
+            click.echo(f"{name}: {redact(address)}{path}  (ctrl-C stops)")
         _wait()
 
 

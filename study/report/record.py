@@ -94,6 +94,9 @@ def _loss(found: LossFindings, findings: Findings) -> dict[str, Any]:
         else {
             "kind": model.kind,
             "noise": plain(model.noise),
+            "jump": None
+            if model.jump is None
+            else dict(zip(("knob", "low", "high"), map(plain, model.jump), strict=True)),
             "quality": [
                 {
                     "kind": q.kind,
@@ -101,6 +104,8 @@ def _loss(found: LossFindings, findings: Findings) -> dict[str, Any]:
                     "coverage": plain(q.coverage),
                     "log_density": plain(q.log_density),
                     "stretch": plain(q.stretch),
+                    "error": plain(q.error),
+                    "spread": plain(q.spread),
                 }
                 for q in model.quality
             ],

@@ -151,6 +151,7 @@ class Replay:
             names.TRIAL: record["trial"],
             PARENT: parent.run_id,
             "state": "running",
+            **record.get("more_tags", {}),
             **record["tags"],
             **self._common,
         }

@@ -18,19 +18,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from search_spaces import TRAINING_KNOBS, get_space
-from search_spaces.space import Space, describe
+from search_spaces.space import Space
 from study.errors import StudyError
 from study.table import State
 from study.tracking.address import is_database
 from study.tracking.local import ARTIFACTS
-from study.tracking.records import Split, TrialRecord, encode, metric_key, param_key, run_name
+from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
+from study.tracking.wording import describe_trial, loss_note, units_of
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 10.0
+_FREE_WORDS = frozenset({"note", "text", "plan", "params", "more_tags", "dataset", "words"})
+"""What of a record may hold a secret: all that is not a number or a name of the study's own."""
 
 
 class Tracker:
@@ -113,7 +115,7 @@ class Tracker:
             note=note,
             params={k: encode(v) for k, v in protocol.items() if _is_plain(v)},
             dataset=_dataset(plan),
-            loss_notes={loss: _loss_note(space) for loss, space in self._spaces.items()},
+            loss_notes={loss: loss_note(space) for loss, space in self._spaces.items()},
         )
 
     def trial_started(self, record: TrialRecord) -> None:
@@ -271,28 +273,8 @@ class Tracker:
         """A trial as its run will show it."""
         space = self._spaces.get(record.loss)
         if record.loss not in self._units:
-            self._units[record.loss] = _units(space, record.loss)
-        units = self._units[record.loss]
-        settings = {**record.fixed, **record.knobs}
-        tags = {
-            "loss": record.loss,
-            "number": str(record.number),
-            "origin": record.origin,
-            "seed": str(record.seed),
-            "split": record.split,
-            "point": record.point,
-            "anchor": record.anchor,
-            "swept": record.swept,
-        }
-        return {
-            "trial": record.trial,
-            "loss": record.loss,
-            "group": record.group,
-            "started": record.started,
-            "name": run_name(record, space),
-            "params": {param_key(k, units.get(k, "")): encode(v) for k, v in settings.items()},
-            "tags": tags | {key: str(value) for key, value in record.tags.items()},
-        }
+            self._units[record.loss] = units_of(record.loss, space)
+        return describe_trial(record, space, self._units[record.loss])
 
     def _ending(
         self,
@@ -316,9 +298,9 @@ class Tracker:
         return fields
 
     def _append(self, op: str, moment: float, **fields: Any) -> None:
-        # Epochs hold numbers only, and the path of an artifact is needed as it is.
-        shown = fields if op in ("epoch", "artifact") else redact_all(fields, self._secrets)
-        self._spool.append({"op": op, "at": moment, **shown}, sync=op in ("study", "end"))
+        for name in _FREE_WORDS & fields.keys():
+            fields[name] = redact_all(fields[name], self._secrets)
+        self._spool.append({"op": op, "at": moment, **fields}, sync=op in ("study", "end"))
         if self._spool.problem != self._said:
             self._said = self._spool.problem
             if self._said:
@@ -364,28 +346,6 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _units(space: Space | None, loss: str) -> dict[str, str]:
-    """Units of a loss's settings, those of knobs that this study fixes too."""
-    known = dict(TRAINING_KNOBS)
-    with contextlib.suppress(ValueError):  # a loss with a space of the user's own
-        known |= get_space(loss).searched
-    if space is not None:
-        known |= space.searched
-    return {name: knob.unit for name, knob in known.items() if knob.unit}
-
-
 def _dataset(plan: Mapping[str, Any]) -> dict[str, Any]:
     info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
     return {"name": info} if isinstance(info, str) else dict(info)
-
-
-def _loss_note(space: Space) -> str:
-    """The searched knobs as a table, with symbols, units and the published value."""
-    published = space.published[0].values if space.published else {}
-    rows = [
-        f"| {knob.symbol} | `{name}` | {describe(knob.distribution)} | {knob.unit or '1'} "
-        f"| {published.get(name, '')} | {space.role(name)} |"
-        for name, knob in space.searched.items()
-    ]
-    head = ["| symbol | knob | range | unit | published | role |", "|---|---|---|---|---|---|"]
-    return "\n".join([f"**{space.loss}**: {space.paper}", "", *head, *rows])

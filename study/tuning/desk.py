@@ -49,6 +49,7 @@ class Desk:
         slots: Trials that run at once; one more is asked for ahead, so that no slot waits.
         errors_dir: Where tracebacks of failed trials are kept; None for nowhere.
         nodes_lost: How many nodes the cluster has lost so far.
+        warn: Is told, in one line, what a person should know though trials go on.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Desk:
         slots: Callable[[], int],
         errors_dir: Path | None = None,
         nodes_lost: Callable[[], int] = lambda: 0,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._plan, self.ledger, self._listener = plan, ledger, listener
         self._cache_dir, self._checkpoint_dir, self._slots = cache_dir, checkpoint_dir, slots
@@ -70,6 +72,7 @@ class Desk:
         self._seconds: dict[str, float] = {}
         self._kept: dict[str, set[str]] = {}
         self._losses: dict[str, int] = {}
+        self._warn, self._warned = warn, set[str]()
         self._tidy()
 
     def start(self) -> dict[str, Any] | None:
@@ -109,8 +112,13 @@ class Desk:
             self._keep_traceback(trial, str(result.get("traceback", "")))
             self._end(job, _failure(state, epoch, seconds, result))
             return True
-        self._losses.pop(trial, None)
+        self._pass_on(trial, str(result.get("warning", "")))
         score, spread = float(result["score"]), float(result.get("score_std", math.nan))
+        if not math.isfinite(score):  # no sampler can be told that
+            result = {**result, "error": f"the score is {score}"}
+            self._end(job, _failure("diverged", self.ledger.epochs_done(trial), seconds, result))
+            return True
+        self._losses.pop(trial, None)
         told = {"score_std": spread} if math.isfinite(spread) else {}
         self._listener.epoch(job, epoch, {**_metrics(result), **told})
         low = self.ledger.report(trial, epoch, score)
@@ -152,6 +160,14 @@ class Desk:
                 "failed", self.ledger.epochs_done(trial), math.nan, seconds=seconds, error=error
             ),
         )
+
+    def _pass_on(self, trial: str, warning: str) -> None:
+        """Say once that a trial's checkpoints are not written, until one is again."""
+        if not warning:
+            self._warned.discard(trial)
+        elif trial not in self._warned:
+            self._warned.add(trial)
+            self._warn(f"{trial}: {warning}; it goes on, but would start again from an older one")
 
     def _keep_traceback(self, trial: str, text: str) -> None:
         """Leave the whole traceback where the study ends, not on a node that may be gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,22 +53,46 @@ def fitting(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -
     return trials
 
 
-def check_room(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raise unless a trial fits on these nodes, to which no others will be added.
+def check_room(
+    resources: ResourcesSection,
+    nodes: Sequence[Mapping[str, float]],
+    may_come: Sequence[Mapping[str, float]] | None = (),
+) -> None:
+    """Raise when a trial fits neither on these nodes nor on those the cluster may grow to.
+
+    Args:
+        resources: What a trial takes.
+        nodes: What each node has.
+        may_come: What each would have if the cluster were as large as it may; None when nobody
+            knows what may come.
 
     Raises:
         StudyError: Not even one trial fits; it would wait for ever.
     """
-    if fitting(resources, nodes):
+    if may_come is None or fitting(resources, nodes) or fitting(resources, may_come):
         return
+    advice = "lower cpus_per_trial, gpus_per_trial or ranks_per_trial, or "
+    advice += "name larger nodes in the cluster's file" if may_come else "name a cluster"
+    raise StudyError(f"resources: {lack(resources, nodes, may_come)}; {advice}")
+
+
+def lack(
+    resources: ResourcesSection,
+    nodes: Sequence[Mapping[str, float]],
+    may_come: Sequence[Mapping[str, float]] | None = (),
+) -> str:
+    """What a trial needs, and what there is instead."""
     need = bundle(resources)
-    has = [", ".join(f"{name} {node.get(name, 0.0):g}" for name in need) for node in nodes]
     wanted = ", ".join(f"{name} {amount:g}" for name, amount in need.items())
-    raise StudyError(
-        f"resources: a trial needs {resources.nodes_per_trial} node(s) with {wanted} each, but "
-        f"here is {len(has)} with {'; '.join(has)}; lower cpus_per_trial, gpus_per_trial or "
-        "ranks_per_trial, or name a cluster with --address"
-    )
+    text = f"a trial needs {resources.nodes_per_trial} node(s) with {wanted} each, but here "
+    text += f"is {_listed(need, nodes)}" if nodes else "is none"
+    return text + (f", and may grow to {_listed(need, may_come)}" if may_come else "")
+
+
+def _listed(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """Nodes by what they have of what is needed: `3 with CPU 8, GPU 1; 1 with CPU 0, GPU 0`."""
+    kinds = [", ".join(f"{name} {node.get(name, 0.0):g}" for name in need) for node in nodes]
+    return "; ".join(f"{count} with {kind}" for kind, count in Counter(kinds).items())
 
 
 def alive_nodes() -> list[Mapping[str, float]]:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from study.checks import describe_data, open_data
 from study.finishing import Refresher, publish
+from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress, Split
 from study.plan import Plan
@@ -21,12 +22,18 @@ from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
 from study.tuning.placement import nodes_lost, slots
 from study.tuning.record import Record
-from study.tuning.session import ray_session
+from study.tuning.session import Patience, ray_session
 from study.tuning.telling import TrackingListener, tell_again
 from study.tuning.tune import run_tune
+from study.tuning.warned import Warned
 
 REPORT_SECONDS = 180.0
 """Least time between two reports while a study runs."""
+
+UNSHARED = (
+    "no shared storage is set (storage.checkpoints): should a node be lost, its trials start from "
+    "their first epoch, unless another node of theirs has a checkpoint"
+)
 
 Tick = Callable[[Sequence[Progress], Mapping[str, Job]], None]
 
@@ -40,12 +47,14 @@ class RunSummary:
         progress: How far each loss is.
         seconds: Wall-clock time of this run.
         tracked: Whether everything reached MLflow (else it waits in the spool).
+        warnings: How many lines were added to the study's warnings.txt.
     """
 
     finished: bool
     progress: Sequence[Progress]
     seconds: float
     tracked: bool
+    warnings: int = 0
 
 
 def run(
@@ -58,6 +67,7 @@ def run(
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
     on_death: Callable[[str], None] = lambda process: None,
+    warn: Callable[[str], None] = lambda text: None,
     report: bool = True,
     trainable: type | None = None,
 ) -> RunSummary:
@@ -72,10 +82,12 @@ def run(
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
         on_death: Told, in a thread, that a process of the Ray started here died; see `ray_session`.
+        warn: Told in one line what a person should know; also kept in the study's directory.
         report: False leaves the report to `study report`.
         trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.
     """
     started = time.monotonic()
+    warned = Warned(home.directory / "warnings.txt", warn)
     with home.locked():
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
@@ -96,38 +108,47 @@ def run(
             say("scoring the untrained backbone")
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
-            desk = _open_desk(home, plan, ledger, TrackingListener(tracker, plan, tags))
+            listener = TrackingListener(tracker, plan, tags)
+            desk = _open_desk(home, plan, ledger, listener, warned)
             if not ledger.is_finished():
                 pause = REPORT_SECONDS if report else math.inf
+                resources = plan.file.resources
+                if address is not None and plan.file.storage.checkpoints is None:
+                    say(UNSHARED)
                 with (
-                    ray_session(plan.file.resources, address, say, on_death),
+                    ray_session(resources, address, say, on_death),
                     Refresher(home, plan, tracker, seconds=pause) as refresher,
-                    growth(plan.file.resources) as grown,
+                    growth(plan.name, resources) as grown,
                 ):
-                    run_tune(home, plan, desk, _shower(desk, tick, refresher, grown), trainable)
+                    show = _shower(desk, tick, refresher, grown, Patience(resources, warned))
+                    run_tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
             if finished and report:
                 publish(home, plan, tracker, bench, ledger, say)
             tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
-        return RunSummary(finished, ledger.progress(), time.monotonic() - started, tracked)
+        seconds = time.monotonic() - started
+        return RunSummary(finished, ledger.progress(), seconds, tracked, warned.count)
 
 
-def _open_desk(home: StudyHome, plan: Plan, ledger: Ledger, listener: Listener) -> Desk:
+def _open_desk(
+    home: StudyHome, plan: Plan, ledger: Ledger, listener: Listener, warned: Warned
+) -> Desk:
     return Desk(
         plan,
         ledger,
         listener,
-        cache_dir=cache_dir(),
+        cache_dir=cache_of_each_host(),
         checkpoint_dir=home.checkpoint_place(plan),
         errors_dir=home.errors,
         nodes_lost=nodes_lost,
+        warn=warned,
         slots=slots(plan.file.resources),
     )
 
 
 def _shower(
-    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth
+    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth, patience: Patience
 ) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
@@ -135,6 +156,7 @@ def _shower(
         progress = desk.progress()
         refresher.tick(progress)
         grown.update(sum(p.planned - p.ended for p in progress))
+        patience.update()
         if tick is not None:
             tick(progress, desk.running())
 

@@ -73,8 +73,15 @@ class LossSearch:
         self._startup = 0 if plan.sobol(loss, 0) >= 4 else 4
 
     def sampler_record(self) -> dict[str, Any]:
-        """The sampler of this loss, with every setting."""
-        return sampler_record(self._search.sampler, startup=self._startup)
+        """The sampler of this loss with every setting, its seed, and where trials are stopped."""
+        return {
+            **sampler_record(self._search.sampler, startup=self._startup),
+            "seed": self._search.seed,
+            "sobol": {"share": self._search.sobol_share, "scrambled": True},
+            "repeats": self._search.repeats,
+            "stopped_at": list(self._rungs.milestones),
+            "reduction": self._search.stop_early.reduction,
+        }
 
     # What is next?
 
@@ -302,6 +309,8 @@ class LossSearch:
             return
         self._open_points -= 1
         self._mirror.tell(job.trial, outcome, told)
+        if outcome.state == "finished" and job.origin != "bayes":
+            self._rungs.witness(job.trial, outcome.score)
         best = self._outcomes[self._best.trial].score if self._best else -math.inf
         if outcome.state == "finished" and outcome.score > best:
             self._best = job

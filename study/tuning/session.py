@@ -7,14 +7,17 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from study.environment import environment
 from study.errors import RayError
 from study.file import ResourcesSection
-from study.tuning.placement import alive_nodes, check_room
+from study.tuning.growth import nodes_that_may_come
+from study.tuning.placement import alive_nodes, check_room, fitting, lack
 
+FIRST_WARNING_SECONDS, WARNING_SECONDS = 20.0, 60.0
 STARTS = 3
 """A machine under load may take longer than the half minute Ray gives its own processes."""
 
@@ -53,8 +56,7 @@ def ray_session(
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     try:
         with contextlib.nullcontext() if address else _watched(on_death):
-            if address is None:
-                check_room(resources, alive_nodes())
+            check_room(resources, alive_nodes(), nodes_that_may_come() if address else ())
             yield
     finally:
         ray.shutdown()
@@ -62,24 +64,78 @@ def ray_session(
 
 @contextlib.contextmanager
 def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
-    from ray._private import worker
-
-    node, over = worker._global_node, threading.Event()
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(WATCH_SECONDS):
-            dead = [kind for kind, _ in node.dead_processes() if kind in VITAL]
+            dead = _dead_part()
             if dead and not over.is_set():
-                on_death(dead[0])
+                on_death(dead)
                 return
 
     thread = threading.Thread(target=watch, name="ray-watch", daemon=True)
     thread.start()
     try:
         yield
+    except Exception:
+        # Whoever was just asking a Ray that died got some error of its own making.
+        if dead := _dead_part():
+            on_death(dead)
+            raise RayError(f"Ray's {dead} died") from None
+        raise
     finally:
         over.set()
         thread.join()
+
+
+def check_cluster(resources: ResourcesSection, address: str) -> None:
+    """Raise when a trial fits no node that the cluster has or may get.
+
+    Raises:
+        StudyError: It would wait for ever.
+    """
+    with ray_session(resources, address, lambda text: None, lambda process: None):
+        pass
+
+
+class Patience:
+    """Says again and again, while no node can take a trial, what is missing.
+
+    Args:
+        resources: What a trial takes.
+        warn: Is told, in one line.
+        nodes: What each node has now.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        resources: ResourcesSection,
+        warn: Callable[[str], None],
+        *,
+        nodes: Callable[[], Sequence[Mapping[str, float]]] = alive_nodes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._resources, self._warn, self._nodes, self._clock = resources, warn, nodes, clock
+        self._next = clock() + FIRST_WARNING_SECONDS
+
+    def update(self) -> None:
+        """To be called often; looks every minute."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + WARNING_SECONDS
+        nodes = self._nodes()
+        if not fitting(self._resources, nodes):
+            self._warn(f"no trial can run yet: {lack(self._resources, nodes)}; waiting for nodes")
+
+
+def _dead_part() -> str:
+    """A vital process of this process's own Ray that has died; empty when all live."""
+    from ray._private import worker
+
+    node = worker._global_node
+    dead = [kind for kind, _ in node.dead_processes() if kind in VITAL] if node else []
+    return dead[0] if dead else ""
 
 
 def _start(say: Callable[[str], None]) -> None:

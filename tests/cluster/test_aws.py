@@ -23,7 +23,7 @@ from study.cluster.files import aws_file
 from study.cluster.head import find_head
 from study.errors import StudyError
 from study.file import ResourcesSection
-from study.tuning.growth import possible_nodes, wanted
+from study.tuning.growth import possible_nodes, together, wish_of
 from study.tuning.placement import fitting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +128,22 @@ def test_a_laptop_finds_the_head_and_its_key(ready: dict[str, Any]) -> None:
     assert head.key == ready["auth"]["ssh_private_key"]
 
 
+def test_a_laptop_without_the_key_makes_no_other(
+    ready: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own look-up would make a second key pair in the account, which opens nothing."""
+    file = Path(os.environ["HOME"], "cluster.yaml")
+    create(ready, "head", "head", 1)
+    ec2 = boto3.client("ec2")
+    before = [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]]
+    assert len(before) == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StudyError, match=rf"{before[0]}.pem is missing, .* copy it from where"):
+        find_head(file)
+    assert [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]] == before
+    assert f"{before[0].rpartition('_')[0]}_REGION" in (ROOT / "cluster.yaml").read_text()
+
+
 def test_no_port_is_open_to_the_world(ready: dict[str, Any]) -> None:
     for group in boto3.client("ec2").describe_security_groups()["SecurityGroups"]:
         for rule in group["IpPermissions"]:
@@ -144,8 +160,8 @@ def test_workers_scale_from_none_to_one_limit(ready: dict[str, Any]) -> None:
     assert (ROOT / "cluster.yaml").read_text().count("max_workers") == 1
     nodes = possible_nodes(ready)
     assert fitting(ResourcesSection(gpus_per_trial=1), nodes) == 8
-    request = wanted(ResourcesSection(gpus_per_trial=0.5, cpus_per_trial=4), 100, nodes)
-    assert request == [{"CPU": 4, "GPU": 0.5}] * 16
+    wish = wish_of(ResourcesSection(gpus_per_trial=0.5, cpus_per_trial=4), 100, nodes)
+    assert together([wish], nodes) == [{"CPU": 4, "GPU": 0.5}] * 16
 
 
 def test_what_a_user_changes_is_three_lines() -> None:

@@ -22,6 +22,7 @@ import yaml
 
 from study.cluster.places import MLFLOW_PORT
 from tests.cluster.hosts import SHARED, Host, hosts, missing
+from tests.cluster.strangers import ASKS, OPEN, answers
 from tests.study.driven import write_features
 
 pytestmark = pytest.mark.cluster
@@ -161,14 +162,23 @@ def runs(host: Host, name: str) -> bool:
     return any(name in command for command in host.processes())
 
 
-def nobody_gets_in(laptop: Laptop) -> bool:
-    """Neither to MLflow from the network nor to Ray without its token."""
+def nobody_gets_in(laptop: Laptop) -> None:
+    """No port of the head serves a stranger: Ray's ask for the token, MLflow is on loopback."""
+    found = answers(laptop.head)
+    print("\nwhat the head's ports say to a stranger:")
+    for port, words in found.items():
+        print(f"{port:6} {words}")
+    assert MLFLOW_PORT not in found
+    assert not [words for words in found.values() if words.startswith(OPEN)]
+    assert found[6379] == ASKS
+    assert sum(words == ASKS for words in found.values()) >= 3, "Ray's head, node and workers"
     with pytest.raises(OSError):
         socket.create_connection((laptop.head.address, MLFLOW_PORT), timeout=5)
     stranger = {**laptop.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
     words = ["ray", "status", "--address", f"{laptop.head.address}:6379"]
     done = subprocess.run(words, env=stranger, capture_output=True, text=True, timeout=120)
-    return done.returncode != 0 and "uthenticat" in done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "uthenticat" in done.stdout + done.stderr
 
 
 def checkpoints(laptop: Laptop) -> int:
@@ -211,7 +221,7 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     assert set(trials["state"]) == {"finished"}
     assert set(trials["epochs"]) == {EPOCHS}
     assert set(trials["host"]) <= {"head", "one", "two"}
-    assert nobody_gets_in(laptop)
+    nobody_gets_in(laptop)
 
     one.mend()
     laptop.run("ray", "down", "-y", "own.yaml")

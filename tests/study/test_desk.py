@@ -10,9 +10,10 @@ from search_spaces.space import Float
 from study.jobs import Job, Outcome
 from study.plan import Plan
 from study.tuning.desk import Desk
+from study.tuning.warned import Warned
 from tests.study.driven import write_features
 from tests.study.tuning_simulation import make_plan, open_ledger
-from trainables.checkpoints import save_checkpoint
+from trainables.checkpoints import checkpoint_path, save_checkpoint
 from trainables.settings import TrialSpec
 from trainables.worker import Worker
 
@@ -62,6 +63,18 @@ def test_a_point_that_cannot_be_trained_fails_alone(tmp_path: Path) -> None:
     assert 0 < len(failed) < 8
     assert len(started) + len(failed) == 8
     assert all("`weight_decay >= 0` must hold" in outcome.error for outcome in failed)
+
+
+def test_a_score_that_is_no_number_has_diverged(tmp_path: Path) -> None:
+    listener = Listener()
+    desk = open_desk(make_plan(losses=["triplet"]), tmp_path, listener)
+    spec = desk.start()
+    assert spec is not None
+    assert not desk.result(spec["trial"], {"state": "running", "epoch": 1, "score": 0.5})
+    assert desk.result(spec["trial"], {"state": "running", "epoch": 2, "score": float("nan")})
+    outcome = listener.outcomes[spec["trial"]]
+    assert (outcome.state, outcome.epochs, outcome.error) == ("diverged", 1, "the score is nan")
+    assert desk.start() is not None
 
 
 def test_a_trial_that_waits_for_a_slot_does_not_run(tmp_path: Path) -> None:
@@ -118,3 +131,41 @@ def test_an_exception_in_the_data_fails_one_trial(tmp_path: Path) -> None:
     assert states == ["finished", "failed", "finished", "finished"]
     assert "features.npz" in listener.outcomes[trials[1]].error
     assert "Traceback" in (tmp_path / "errors" / f"{trials[1]}.txt").read_text()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_trial_goes_on(
+    tmp_path: Path,
+) -> None:
+    """A real training whose checkpoints meet a disk that refuses, then takes them again."""
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "arrays", "path": str(write_features(tmp_path))},
+        training={"epochs": 4, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 1, "repeats": 1, "stop_early": False},
+    )
+    said: list[str] = []
+    listener = Listener()
+    desk = Desk(
+        plan,
+        open_ledger(plan, tmp_path),
+        listener,
+        cache_dir=tmp_path,
+        checkpoint_dir=str(tmp_path / "checkpoints"),
+        slots=lambda: 1,
+        warn=Warned(tmp_path / "warnings.txt", said.append),
+    )
+    spec = desk.start()
+    assert spec is not None
+    worker = Worker()
+    worker.start(TrialSpec.from_dict(spec))
+    blocked = tmp_path / "checkpoints"
+    blocked.write_text("not a folder")
+    for epoch in range(1, 5):
+        if epoch == 3:
+            blocked.unlink()
+        desk.result(spec["trial"], worker.step())
+        assert len(said) == 1, "once, not every epoch"
+        assert checkpoint_path(blocked, spec["trial"]).exists() == (epoch in (3, 4))
+    assert "checkpoint of epoch 1 not written: FileExistsError" in said[0]
+    assert said[0] in (tmp_path / "warnings.txt").read_text()
+    assert listener.outcomes[spec["trial"]].state == "finished"

@@ -22,13 +22,13 @@ from tests.study.driven import (
     continued,
     cut_power,
     ended_trials,
+    family,
+    freeze_workers,
     launch,
     listener,
     mark_checkpoints,
     recorded,
     wait_for,
-    wait_for_epochs,
-    workers_of,
     write_study,
 )
 
@@ -45,7 +45,7 @@ def test_power_cut_move_and_resume(tmp_path: Path, data_cache: Path) -> None:
     )
     process = launch(tmp_path / "studies", "run", str(file), "--no-report")
     wait_for(home, 4, process)
-    wait_for_epochs(home, 3, process)
+    freeze_workers(process, home)
     cut_power(process)
     before = recorded(home)
     assert (before["state"] == "running").any()
@@ -61,31 +61,44 @@ def test_power_cut_move_and_resume(tmp_path: Path, data_cache: Path) -> None:
     check_resumed(moved, before, marked)
 
 
-def test_two_runs_of_one_name_at_once(tmp_path: Path, data_cache: Path) -> None:
-    """One of them runs the study; the other says so in one line and changes nothing."""
+def test_two_runs_of_one_name_at_once_and_a_ray_that_dies(tmp_path: Path, data_cache: Path) -> None:
+    """One of two runs goes on, the other says so in one line and changes nothing.
+
+    Then the raylet of the one's own Ray is killed: it must not wait for ever.
+    """
     root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
-    search = {"trials": 4, "repeats": 1}
-    file = write_study(tmp_path, losses=["triplet"], search=search)
+    search = {"trials": 5, "repeats": 1}
+    training = {"epochs": 8, "batch_size": 32, "embedding_dim": 16}
+    file = write_study(tmp_path, losses=["triplet"], training=training, search=search)
     both = [launch(root, "run", str(file), "--no-report") for _ in range(2)]
-    ended = {process: process.wait(timeout=200) for process in _in_order_of_ending(both)}
-    loser, winner = ended
+    loser = first_to_end(both)
+    winner = both[1 - both.index(loser)]
     words = loser.stdout.read() if loser.stdout else ""
-    assert ended[loser] == 2, words
-    assert words.count("study: ") == 1
-    assert "Traceback" not in words
+    assert loser.returncode == 2, words
+    assert words.count("\n") == 1, words
     assert "exists" in words or "is being run by process" in words
-    assert ended[winner] == 0
-    check_complete(home)
     assert [path.name for path in root.iterdir()] == ["s"], "no half-made directory is left"
+    wait_for(home, 1, winner)
+    next(p for p in family(winner) if p.name() == "raylet").kill()
+    words, _ = winner.communicate(timeout=30)
+    assert winner.returncode == 1, words
+    assert "Ray's raylet died" in words
+    assert "study resume s" in words
+    before = recorded(home)
+    resumed = launch(root, "resume", "s", "--no-report")
+    words, _ = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, words
+    check_resumed(home, before)
 
 
-def _in_order_of_ending(processes: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
-    deadline = time.monotonic() + 200
-    ended: list[subprocess.Popen[str]] = []
-    while len(ended) < len(processes) and time.monotonic() < deadline:
-        ended += [p for p in processes if p not in ended and p.poll() is not None]
+def first_to_end(processes: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for process in processes:
+            if process.poll() is not None:
+                return process
         time.sleep(0.05)
-    return ended
+    raise AssertionError("both run")
 
 
 def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_cache: Path) -> None:
@@ -107,11 +120,7 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
             words, _ = second.communicate(timeout=60)
             assert second.returncode == 2, words
             assert words.count("\n") == 1, words
-    wait_for_epochs(home, 2, process)
-    killed = workers_of(process)
-    assert killed
-    for worker in killed:
-        worker.suspend()
+    killed = freeze_workers(process, home)
     marked = mark_checkpoints(home)
     for worker in killed:
         worker.kill()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from study.errors import StudyError
 from study.file import ResourcesSection
 from study.plan import build_plan
 from study.read_file import parse_study
+from study.tuning.growth import nodes_that_may_come
 from study.tuning.placement import check_room, fitting, placement
+from study.tuning.session import Patience
 
 NODE = {"CPU": 16.0, "GPU": 4.0}
 
@@ -52,8 +56,51 @@ def test_how_many_trials_fit(
 def test_a_trial_that_never_fits_is_refused() -> None:
     pair = section(gpus_per_trial=2, ranks_per_trial=2, cpus_per_trial=2)
     check_room(pair, [NODE])
-    with pytest.raises(StudyError, match="with CPU 2, GPU 2 each, but here is 1"):
-        check_room(pair, [{"CPU": 16.0, "GPU": 1.0}])
+    small = {"CPU": 16.0, "GPU": 1.0}
+    with pytest.raises(StudyError, match="with CPU 2, GPU 2 each, but here is 1 with CPU 16, GPU"):
+        check_room(pair, [small])
+    check_room(pair, [small], [NODE])
+    check_room(pair, [small], None)
+    both = "here is 2 with CPU 16, GPU 1, and may grow to 4 with CPU 16, GPU 1"
+    with pytest.raises(StudyError, match=both):
+        check_room(pair, [small] * 2, [small] * 4)
+    with pytest.raises(StudyError, match="here is none, and may grow to 4"):
+        check_room(pair, [], [small] * 4)
+
+
+def test_what_a_cluster_may_grow_to_is_what_its_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert nodes_that_may_come() is None, "no file: others may join by hand"
+    file = tmp_path / "ray_bootstrap_config.yaml"
+    kinds: dict[str, Any] = {"head": {"resources": {"CPU": 0}}, "w": {"resources": {"CPU": 4}}}
+    config = {"head_node_type": "head", "max_workers": 2, "available_node_types": kinds}
+    file.write_text(yaml.safe_dump(config))
+    assert nodes_that_may_come() == [{"CPU": 0}, {"CPU": 4}, {"CPU": 4}]
+    kinds["w"]["resources"] = {}
+    file.write_text(yaml.safe_dump(config))
+    assert nodes_that_may_come() is None, "the file of one's own machines does not say"
+
+
+def test_waiting_for_nodes_is_said_again_and_again() -> None:
+    now, nodes, said = [0.0], [{"CPU": 1.0}], list[str]()
+    patience = Patience(
+        section(cpus_per_trial=2), said.append, nodes=lambda: nodes, clock=lambda: now[0]
+    )
+    for _ in range(150):
+        now[0] += 1.0
+        patience.update()
+    assert len(said) == 3
+    assert set(said) == {
+        "no trial can run yet: a trial needs 1 node(s) with CPU 2 each, but here is 1 with CPU 1; "
+        "waiting for nodes"
+    }
+    nodes[:] = [{"CPU": 2.0}]
+    for _ in range(150):
+        now[0] += 1.0
+        patience.update()
+    assert len(said) == 3
 
 
 def test_bundles_are_the_nodes_of_a_trial() -> None:

@@ -14,9 +14,9 @@ from study.jobs import Job, Outcome
 from study.plan import Plan, save_plan
 from study.tracking.reader import read_table
 from study.tracking.writer import Tracker
+from study.tuning.describing import open_tracking
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record
-from study.tuning.run import _open_tracking
 from study.tuning.telling import TrackingListener, tell_again
 from tests.study.driven import check_complete, check_consistent
 from tests.study.tuning_simulation import closeness, make_plan
@@ -39,7 +39,7 @@ class Session:
             experiment=plan.name,
             interval=0.05,
         )
-        _open_tracking(self.tracker, plan, DATA)
+        open_tracking(self.tracker, plan, DATA, {})
         tell_again(self.tracker, plan, self.record, {})
         self._listener = TrackingListener(self.tracker, plan, {})
 

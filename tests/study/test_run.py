@@ -16,6 +16,7 @@ from study.home import StudyHome
 from study.plan import load_plan
 from study.tracking.reader import read_table
 from study.tuning.run import run
+from study.tuning.session import polite_stop
 from tests.study.driven import (
     SEARCHED,
     check_complete,
@@ -60,7 +61,7 @@ def test_only_the_best_checkpoint_of_each_loss_is_left(real_study: StudyHome) ->
 
 def test_resuming_a_finished_study_runs_nothing(real_study: StudyHome, shared_ray: None) -> None:
     before = recorded(real_study)
-    assert run(real_study, load_plan(real_study.directory)).finished
+    assert run(real_study, load_plan(real_study.directory), report=False).finished
     pd.testing.assert_frame_equal(before, recorded(real_study))
     check_consistent(real_study)
 
@@ -186,8 +187,9 @@ def test_a_point_that_explodes_has_diverged(troubled: StudyHome) -> None:
         (2, "failed", 0, "CUDA out of memory"),
         (3, "diverged", 1, "vectors are NaN"),
         (4, "finished", 3, ""),
+        (5, "failed", 0, "device-side assert"),
     ],
-    ids=["exception in data", "CUDA out of memory", "NaN loss", "killed worker"],
+    ids=["exception in data", "CUDA out of memory", "NaN loss", "killed worker", "broken GPU"],
 )
 def test_what_strikes_a_trial_strikes_it_alone(
     troubled: StudyHome, number: int, state: str, epochs: int, words: str
@@ -198,7 +200,7 @@ def test_what_strikes_a_trial_strikes_it_alone(
     assert (hit["state"], hit["epochs"]) == (state, epochs)
     assert words in hit["error"]
     assert (troubled.errors / f"{hit['trial']}.txt").exists() == (state == "failed")
-    assert (mine[~mine["number"].between(1, 4)]["state"] == "finished").all(), "others train on"
+    assert (mine[~mine["number"].between(1, 5)]["state"] == "finished").all(), "others train on"
     assert (troubled.checkpoints / f"{STRUCK}-0004.killed").exists()
 
 
@@ -209,19 +211,23 @@ def test_a_clock_that_goes_backwards_changes_nothing_but_times(troubled: StudyHo
     assert (trials[trials["state"] == "finished"]["seconds"] > 0).all()
 
 
-def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: Path) -> None:
-    """ctrl-C, SIGTERM, then SIGKILL; the last resume ends with every trial there, once."""
+def test_a_termination_is_a_polite_stop() -> None:
+    with polite_stop(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> None:
+    """ctrl-C, then SIGKILL; the last resume ends with every trial there, once."""
     root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
     process = launch(root, "run", str(write_study(tmp_path)), "--no-report")
-    for polite in (signal.SIGINT, signal.SIGTERM):
-        wait_for(home, ended_trials(home) + 1, process)
-        process.send_signal(polite)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 130, output
-        assert "study resume s" in output
-        assert "Traceback" not in output
-        assert (recorded(home)["state"] == "running").any()
-        process = launch(root, "resume", "s", "--no-report")
+    wait_for(home, 1, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "study resume s" in output
+    assert "Traceback" not in output
+    assert (recorded(home)["state"] == "running").any()
+    process = launch(root, "resume", "s", "--no-report")
     wait_for(home, ended_trials(home) + 2, process)
     os.kill(process.pid, signal.SIGKILL)  # the driver alone: its workers learn it by themselves
     process.wait()

@@ -67,5 +67,13 @@ def killed_once(worker: Worker) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def broken_device(worker: Worker) -> Iterator[None]:
+    """As CUDA says it after a device-side assertion: from here on this process computes nothing."""
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    mock.patch.object(torch.Tensor, "backward", side_effect=error).start()
+    yield
+
+
 STRUCK = "contrastive"
-TROUBLES = {1: unreadable, 2: out_of_memory, 3: poisoned, 4: killed_once}
+TROUBLES = {1: unreadable, 2: out_of_memory, 3: poisoned, 4: killed_once, 5: broken_device}

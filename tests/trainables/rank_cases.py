@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from search_spaces import get_space
+from trainables.backbone import Backbone
 from trainables.data.dataset import Dataset, Part
 from trainables.losses import LOSSES, build_loss, loss_knobs
 from trainables.replica import Replica, Task
@@ -29,10 +30,43 @@ NAMES = [
 STEPS = 20
 
 State = dict[str, Tensor]
+Trained = tuple[float, State, State | None]
+"""Loss and gradients of the first batch, and the weights after some optimiser steps."""
+
+
+class Tiny(nn.Module):
+    """One convolution with its batch norm: as much of an encoder as ranks have to agree on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            nn.Conv2d(1, 5, 3, stride=2, bias=False), nn.BatchNorm2d(5), nn.Softplus()
+        )
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.blocks(images)
+        return features
+
+
+class TinyBench(Bench):
+    """A bench whose trials train a tiny encoder."""
+
+    def new_backbone(self, *, seed: int, bn_freeze: str) -> Backbone | None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Backbone(
+                Tiny(),
+                name="tiny",
+                layout="NCHW",
+                num_features=5,
+                image_size=SIDE,
+                mean=(0.5,),
+                std=(0.25,),
+            )
 
 
 def bench(kind: str = "images", n_classes: int = N_CLASSES) -> Bench:
-    """Random pictures of a few classes for a real conv4, or random features."""
+    """Random pictures of a few classes for a tiny encoder or a real conv4, or random features."""
     random = np.random.default_rng(3)
 
     def part(first: int, count: int) -> Part:
@@ -40,14 +74,15 @@ def bench(kind: str = "images", n_classes: int = N_CLASSES) -> Bench:
         base = random.integers(0, 256, (first + count, SIDE, SIDE, 1))[labels]
         noise = random.integers(0, 64, (len(labels), SIDE, SIDE, 1))
         pixels = ((base + noise) % 256).astype(np.uint8)
-        if kind == "images":
+        if kind != "features":
             return Part(pixels, labels)
         features = pixels.reshape(len(labels), -1) / 128 - 1
         return Part(features.astype(np.float32), labels)
 
     names = tuple(str(i) for i in range(2 * n_classes))
     data = Dataset("noise", part(0, n_classes), part(n_classes, n_classes), names, "x")
-    return Bench(data, {"name": "conv4" if kind == "images" else "none"}, None, SIDE, Path())
+    made = TinyBench if kind == "images" else Bench
+    return made(data, {"name": "none" if kind == "features" else "conv4"}, None, SIDE, Path())
 
 
 def spec(
@@ -115,10 +150,8 @@ def whole_weights(made: Replica) -> State | None:
     return {k: v.detach().clone() for k, v in named.items() if v.dtype.is_floating_point}
 
 
-def train(
-    world: World, trial: TrialSpec, steps: int, n_classes: int = N_CLASSES
-) -> tuple[float, State, State | None]:
-    """Loss and gradients of the first batch, and the weights after some optimiser steps."""
+def train(world: World, trial: TrialSpec, steps: int, n_classes: int = N_CLASSES) -> Trained:
+    """A short training from scratch."""
     made = replica(world, trial, n_classes)
     made._start_epoch(0, 7)
     generator = torch.Generator().manual_seed(5)
@@ -131,7 +164,7 @@ def train(
     return first, gradients, whole_weights(made)
 
 
-def table(world: World, trials: Mapping[str, TrialSpec], steps: int) -> dict[str, Any]:
+def table(world: World, trials: Mapping[str, TrialSpec], steps: int) -> dict[str, Trained]:
     """`train` of many trials in one go."""
     return {name: train(world, trial, steps) for name, trial in trials.items()}
 
@@ -153,6 +186,21 @@ def train_and_save(world: World, trial: TrialSpec, folder: str, epochs: int) -> 
         training.run_epoch()
     training.save()
     return {**training.last_result, "weights": whole_weights(training.replicas[0])}
+
+
+def train_and_save_apart(
+    world: World, trial: TrialSpec, folder: str, epochs: int
+) -> dict[str, Any]:
+    """The same for ranks that see a folder each; says from which epoch it went on."""
+    own = replace(trial, checkpoint_dir=str(Path(folder, str(world.rank))))
+    training = Training(own, bench(trial.dataset["kind"]), world)
+    training.restore()
+    resumed = training.epoch
+    while training.epoch < epochs:
+        training.run_epoch()
+    training.save()
+    weights = whole_weights(training.replicas[0])
+    return {**training.last_result, "resumed": resumed, "weights": weights}
 
 
 def resaved(world: World, trial: TrialSpec, folder: str) -> None:

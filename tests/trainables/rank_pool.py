@@ -45,6 +45,17 @@ class RankPool:
     def run(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         for pipe in self._pipes[:size]:
             pipe.send((size, function, args))
+        return self._answers(size)
+
+    def alone(
+        self, function: Callable[..., dict[str, Any]], items: dict[str, Any], *args: Any
+    ) -> dict[str, Any]:
+        """`function(alone, part, *args)` for parts of the items, each by a process of its own."""
+        for rank, pipe in enumerate(self._pipes):
+            pipe.send((1, function, (dict(list(items.items())[rank::SIZE]), *args)))
+        return {key: value for part in self._answers(SIZE) for key, value in part.items()}
+
+    def _answers(self, size: int) -> list[Any]:
         answers = []
         for rank, pipe in enumerate(self._pipes[:size]):
             if not pipe.poll(120):
@@ -73,8 +84,10 @@ def _serve(rank: int, store: str, pipe: Any) -> None:
     worlds: dict[int, World] = {}
     for size in WORLDS:
         group = dist.new_group(list(range(size)), timeout=timedelta(seconds=90))
-        if rank < size:
-            worlds[size] = Alone(CPU) if size == 1 else Group(group, device=CPU)
+        if size == 1:
+            worlds[size] = Alone(CPU)
+        elif rank < size:
+            worlds[size] = Group(group, device=CPU)
     pipe.send("ready")
     while True:
         size, function, args = pipe.recv()

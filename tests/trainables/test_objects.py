@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return BUCKET
 
 
+def put(address: str, content: bytes) -> None:
+    bucket, key = objects.bucket_and_key(address)
+    boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=content)
+
+
 def test_a_checkpoint_on_s3_is_what_was_saved() -> None:
     place = f"s3://{BUCKET}/runs/s"
     assert load_checkpoint(place, "circle-0001") is None
@@ -69,11 +75,27 @@ def test_a_checkpoint_on_s3_is_what_was_saved() -> None:
     assert load_checkpoint(place, "circle-0001") is None
 
 
+def test_a_large_checkpoint_goes_in_parts_and_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 takes no more than 5 GiB at once, and a node may not have that much memory to spare."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place, weights = f"s3://{BUCKET}/runs/s", torch.arange(5 * 2**20, dtype=torch.float32)
+    save_checkpoint(place, "t", {"epoch": 3, "w": weights})
+    (stored,) = objects.stored_below(f"{place}/t.pt")
+    assert stored.size > 20 * 2**20
+    assert stored.tag.endswith("-3"), "S3 marks what came in parts with their number"
+    loaded = load_checkpoint(place, "t")
+    assert loaded is not None
+    assert torch.equal(loaded["w"], weights)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_checkpoint_on_s3_can_hold_no_code() -> None:
     import pickle
 
     place = f"s3://{BUCKET}/runs/s"
-    objects.put(f"{place}/t.pt", pickle.dumps(os.system))
+    put(f"{place}/t.pt", pickle.dumps(os.system))
     with pytest.raises(pickle.UnpicklingError):
         load_checkpoint(place, "t")
 
@@ -88,8 +110,8 @@ def test_s3_that_refuses_is_like_a_disk_that_refuses() -> None:
 def test_a_prefix_is_fetched_once(tmp_path: Path) -> None:
     names = [f"train/c{c}/{i}.txt" for c in range(3) for i in range(4)]
     for name in names:
-        objects.put(f"s3://{BUCKET}/cub/{name}", name.encode())
-    objects.put(f"s3://{BUCKET}/cub2/other.txt", b"not below cub")
+        put(f"s3://{BUCKET}/cub/{name}", name.encode())
+    put(f"s3://{BUCKET}/cub2/other.txt", b"not below cub")
     folder = fetched(f"s3://{BUCKET}/cub", cache_dir=tmp_path)
     found = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     assert found == sorted(names)
@@ -103,13 +125,13 @@ def test_a_prefix_is_fetched_once(tmp_path: Path) -> None:
 
 def test_what_was_lost_is_fetched_again_and_what_changed_is_another_copy(tmp_path: Path) -> None:
     address = f"s3://{BUCKET}/d"
-    objects.put(f"{address}/a", b"one")
-    objects.put(f"{address}/b", b"two")
+    put(f"{address}/a", b"one")
+    put(f"{address}/b", b"two")
     folder = fetched(address, cache_dir=tmp_path)
     (folder / "a").unlink()
     assert fetched(address, cache_dir=tmp_path) == folder
     assert (folder / "a").read_bytes() == b"one"
-    objects.put(f"{address}/a", b"eno")
+    put(f"{address}/a", b"eno")
     changed = fetched(address, cache_dir=tmp_path)
     assert changed != folder
     assert (changed / "a").read_bytes() == b"eno"
@@ -118,7 +140,7 @@ def test_what_was_lost_is_fetched_again_and_what_changed_is_another_copy(tmp_pat
 def test_a_copy_that_was_broken_off_goes_on(tmp_path: Path) -> None:
     address = f"s3://{BUCKET}/d"
     for name in "abc":
-        objects.put(f"{address}/{name}", name.encode() * 10)
+        put(f"{address}/{name}", name.encode() * 10)
     whole = fetched(address, cache_dir=tmp_path)
     partial = whole.with_name(whole.name + ".partial")
     whole.rename(partial)
@@ -132,7 +154,7 @@ def test_a_copy_that_was_broken_off_goes_on(tmp_path: Path) -> None:
 
 def test_processes_of_a_node_share_one_copy(tmp_path: Path) -> None:
     for i in range(40):
-        objects.put(f"s3://{BUCKET}/many/{i}", os.urandom(2000))
+        put(f"s3://{BUCKET}/many/{i}", os.urandom(2000))
     code = (
         "import sys; from pathlib import Path; from trainables.data.fetch import fetched\n"
         "said = []\n"
@@ -153,7 +175,7 @@ def test_processes_of_a_node_share_one_copy(tmp_path: Path) -> None:
 
 
 def test_names_cannot_leave_the_folder(tmp_path: Path) -> None:
-    objects.put(f"s3://{BUCKET}/bad/x/../../../escaped", b"x")
+    put(f"s3://{BUCKET}/bad/x/../../../escaped", b"x")
     with pytest.raises(ValueError, match="cannot be the name of a file"):
         fetched(f"s3://{BUCKET}/bad", cache_dir=tmp_path)
     with pytest.raises(ValueError, match="nothing is stored"):
@@ -164,7 +186,7 @@ def test_a_data_set_can_be_one_object_on_s3(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(8), 4)
     features = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
     np.savez(tmp_path / "f.npz", features=features, labels=labels)
-    objects.put(f"s3://{BUCKET}/sets/f.npz", (tmp_path / "f.npz").read_bytes())
+    put(f"s3://{BUCKET}/sets/f.npz", (tmp_path / "f.npz").read_bytes())
     near = load_dataset("arrays", cache_dir=tmp_path / "a", path=str(tmp_path / "f.npz"))
     far = load_dataset("arrays", cache_dir=tmp_path / "b", path=f"s3://{BUCKET}/sets/f.npz")
     assert far.fingerprint == near.fingerprint

@@ -19,31 +19,26 @@ ALONE = Alone(CPU)
 
 
 class Way(NamedTuple):
-    """How a table's rows are trained.
-
-    A convolutional encoder brings batch norm, whose exchange does not depend on the loss: on four
-    ranks a few losses go all the way with it, and the others two steps.
-    """
+    """How a table's rows are trained."""
 
     title: str
     kind: str
     shard: bool
     size: int
-    steps: int
     names: tuple[str, ...]
 
 
-PROXY = tuple(n for n in cases.NAMES if LOSSES[n.split("+")[0]].family == "proxy")
+ALL = tuple(cases.NAMES)
+PROXY = tuple(n for n in ALL if LOSSES[n.split("+")[0]].family == "proxy")
 SOME = ("norm_softmax", "proxy_anchor", "soft_triple+synthesis", "triplet")
-OTHERS = tuple(n for n in cases.NAMES if n not in SOME)
 WAYS = [
-    Way("conv4, copied", "images", False, 2, cases.STEPS, tuple(cases.NAMES)),
-    Way("conv4, copied", "images", False, 4, cases.STEPS, SOME),
-    Way("conv4, copied", "images", False, 4, 2, OTHERS),
-    Way("linear, copied", "features", False, 4, cases.STEPS, tuple(cases.NAMES)),
-    Way("linear, sharded", "features", True, 2, cases.STEPS, PROXY),
-    Way("linear, sharded", "features", True, 4, cases.STEPS, PROXY),
+    Way("conv, copied", "images", False, 2, ALL),
+    Way("conv, copied", "images", False, 4, ALL),
+    Way("linear, sharded", "features", True, 2, PROXY),
+    Way("linear, sharded", "features", True, 4, PROXY),
+    Way("conv4, sharded", "conv4", True, 4, SOME),
 ]
+REFERENCES = {"images": ALL, "features": PROXY, "conv4": SOME}
 
 
 def worst(ours: cases.State, reference: cases.State) -> float:
@@ -61,22 +56,53 @@ def rows() -> list[str]:
     return [f"{'loss':24} {'encoder, proxies':16} ranks steps  gradients    weights"]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: f"{w.title}, {w.size} ranks, {w.steps} steps")
-def test_ranks_equal_one_process(way: Way, rank_pool: RankPool, rows: list[str]) -> None:
-    alone = {name: cases.spec(name, kind=way.kind) for name in way.names}
-    expected = cases.table(ALONE, alone, way.steps)
+@pytest.fixture(scope="module")
+def expected(rank_pool: RankPool) -> dict[str, dict[str, cases.Trained]]:
+    """What one process makes of every trial, by kind of encoder and loss."""
+    return {
+        kind: rank_pool.alone(
+            cases.table, {name: cases.spec(name, kind=kind) for name in names}, cases.STEPS
+        )
+        for kind, names in REFERENCES.items()
+    }
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: f"{w.title}, {w.size} ranks")
+def test_ranks_equal_one_process(
+    way: Way,
+    rank_pool: RankPool,
+    expected: dict[str, dict[str, cases.Trained]],
+    rows: list[str],
+) -> None:
     trials = {name: cases.spec(name, kind=way.kind, shard=way.shard) for name in way.names}
-    results = rank_pool.run(way.size, cases.table, trials, way.steps)
-    for name, (value, gradients, weights) in expected.items():
+    results = rank_pool.run(way.size, cases.table, trials, cases.STEPS)
+    for name in way.names:
+        value, gradients, weights = expected[way.kind][name]
+        assert weights is not None
         errors = [worst(result[name][1], gradients) for result in results]
         after = worst(results[0][name][2], weights)
         rows.append(
-            f"{name:24} {way.title:16} {way.size:5} {way.steps:5} {max(errors):10.1e} {after:10.1e}"
+            f"{name:24} {way.title:16} {way.size:5} {cases.STEPS:5} {max(errors):10.1e} "
+            f"{after:10.1e}"
         )
         found = [result[name][0] for result in results]
         assert found == pytest.approx([value] * way.size, rel=1e-12), name
         assert max(errors) < 1e-9, name
         assert after < 1e-9, name
+
+
+def test_every_proxy_and_pair_loss_is_in_the_table() -> None:
+    """With 2 and with 4 ranks, for as many steps; and every proxy loss sharded, too."""
+    for size in (2, 4):
+        copied = {n for w in WAYS if w.size == size and not w.shard for n in w.names}
+        sharded = {n for w in WAYS if w.size == size and w.shard for n in w.names}
+        assert copied == set(cases.NAMES)
+        assert sharded >= set(PROXY)
+    assert cases.STEPS == 20
+    assert {n.removesuffix("+synthesis") for n in PROXY if "+" in n} == {
+        n for n in PROXY if "+" not in n
+    }
+    assert set(LOSSES) <= set(cases.NAMES)
 
 
 def test_the_table(rows: list[str], request: pytest.FixtureRequest) -> None:

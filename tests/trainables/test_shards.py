@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,50 @@ def test_a_trial_goes_on_with_another_number_of_ranks(rank_pool: RankPool, tmp_p
         assert result["score"] == pytest.approx(whole["score"], abs=0.02)
     for key, value in whole["weights"].items():  # float32, through two epochs
         torch.testing.assert_close(results[0]["weights"][key], value, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("swap", [False, True], ids=["first rank has it", "another rank has it"])
+def test_ranks_that_share_no_storage_go_on_together(
+    swap: bool, rank_pool: RankPool, tmp_path: Path
+) -> None:
+    """Each rank sees a folder of its own, as on nodes that share nothing; one has a checkpoint."""
+    trial, name = cases.spec("proxy_anchor", kind="features", shard=True), "proxy_anchor-0000.pt"
+    whole = rank_pool.run(2, cases.train_and_save_apart, trial, str(tmp_path / "whole"), 2)
+    folder = tmp_path / "apart"
+    rank_pool.run(2, cases.train_and_save_apart, trial, str(folder), 1)
+    assert [path.parent.name for path in folder.rglob("*.pt")] == ["0"]
+    if swap:
+        (folder / "1").mkdir()
+        (folder / "0" / name).rename(folder / "1" / name)
+    results = rank_pool.run(2, cases.train_and_save_apart, trial, str(folder), 2)
+    assert [result["resumed"] for result in results] == [1, 1]
+    for result, expected in zip(results, whole, strict=True):
+        assert result["score"] == expected["score"]
+    for key, value in whole[0]["weights"].items():
+        assert torch.equal(results[0]["weights"][key], value), key
+
+
+def test_a_checkpoint_of_another_training_is_not_taken(tmp_path: Path) -> None:
+    """A deleted study may have left one of the same name on a node."""
+    folder = str(tmp_path)
+    cases.train_and_save(ALONE, cases.spec("triplet", kind="features"), folder, 1)
+    other = cases.spec("triplet", kind="features", head_lr=0.5)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "triplet-0000.pt").rename(tmp_path / "0" / "triplet-0000.pt")
+    assert cases.train_and_save_apart(ALONE, other, folder, 1)["resumed"] == 0
+
+
+def test_the_same_training_has_the_same_key_wherever_it_runs() -> None:
+    trial = cases.spec("proxy_anchor")
+    again = replace(
+        trial,
+        trial="x",
+        cache_dir="/elsewhere",
+        resources={"ranks_per_trial": 4},
+        loss_knobs={k: float(v) for k, v in trial.loss_knobs.items()},
+    )
+    assert again.training_key() == trial.training_key()
+    assert replace(trial, seed=2).training_key() != trial.training_key()
 
 
 def test_fewer_classes_than_ranks(rank_pool: RankPool) -> None:

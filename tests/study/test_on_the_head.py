@@ -1,0 +1,232 @@
+"""On the head of a cluster: studies that outlive their starter, and what runs beside Ray."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from study.cluster import detached, services
+from study.cluster.attach import run_file
+from study.cluster.head import Head
+from study.cluster.places import CHECKPOINTS_VARIABLE, MLFLOW_PORT, TRACKING_VARIABLE
+from study.errors import StudyError
+from study.folders import cache_dir, cache_of_each_host
+from study.main import main
+from study.plan import build_plan, load_plan, save_plan
+from study.read_file import read_study_file
+from tests.study.tuning_simulation import drive, make_plan, open_ledger
+from trainables.hosts import of_this_host
+
+FILE = "name: far\ndata: glyphs\nlosses: [triplet]\nsearch: {trials: 2, repeats: 1}\n"
+
+
+@pytest.fixture
+def head_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DML_STUDY_HOME", str(tmp_path / "studies"))
+    monkeypatch.setenv(TRACKING_VARIABLE, "http://127.0.0.1:5000")
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, "s3://bucket/x")
+    return tmp_path / "studies"
+
+
+def prepared(text: str, *options: str) -> tuple[list[str], str]:
+    run = detached.Run("far")
+    run.folder.mkdir(parents=True, exist_ok=True)
+    return detached._prepared(run, list(options), text)
+
+
+def test_a_new_study_gets_what_the_cluster_has(head_folder: Path) -> None:
+    command, _ = prepared(FILE, "--no-report")
+    path = detached.Run("far").file
+    assert command == ["run", str(path), "--no-report"]
+    assert list(path.parent.iterdir()) == [path], "nothing else is left"
+    file = read_study_file(path)
+    assert file.tracking.uri == "http://127.0.0.1:5000"
+    assert file.storage.checkpoints == "s3://bucket/x"
+    prepared(FILE + "tracking: {uri: 'http://x'}\nstorage: {checkpoints: /mnt/y}\n")
+    own_places = read_study_file(path)
+    assert (own_places.tracking.uri, own_places.storage.checkpoints) == ("http://x", "/mnt/y")
+
+
+def test_the_same_file_again_goes_on_and_another_is_refused(head_folder: Path) -> None:
+    plan = make_plan(
+        name="far",
+        losses=["triplet"],
+        training={},
+        search={"trials": 2, "repeats": 1},
+        tracking={"uri": "http://127.0.0.1:5000"},
+        storage={"checkpoints": "s3://bucket/x"},
+    )
+    text = FILE + "training: {epochs: 9}\n"
+    home = head_folder / "far"
+    home.mkdir(parents=True)
+    save_plan(plan, home)
+    assert prepared(text)[0] == ["resume", "far", "--report"]
+    with pytest.raises(StudyError, match=r"study far exists .*`search.trials` differs"):
+        prepared(text.replace("trials: 2", "trials: 5"))
+    drive(open_ledger(load_plan(home), home))
+    command, news = prepared(text)
+    assert command == []
+    assert "far is finished" in news
+
+
+def test_following_starts_where_it_was_broken_off_and_ends_with_the_study(
+    head_folder: Path,
+) -> None:
+    run = detached.Run("far")
+    with pytest.raises(StudyError, match="no study 'far' was started"):
+        detached.follow("far", 0, io.BytesIO())
+    run.folder.mkdir(parents=True)
+    run.log.write_bytes(b"one\ntwo\n")
+    with pytest.raises(StudyError, match="ended without a word"):
+        detached.follow("far", 0, io.BytesIO())
+    run.exit.write_text("1")
+    out = io.BytesIO()
+    assert detached.follow("far", 4, out) == 1
+    assert out.getvalue() == b"two\n"
+
+
+def test_a_study_that_runs_is_followed_not_started_twice(head_folder: Path) -> None:
+    lock = detached.Run("far").hold()
+    assert detached.Run("far").folder.stat().st_mode & 0o077 == 0
+    assert lock is not None
+    assert detached.start("far", ["run"], FILE) == "far is running; following it"
+    assert detached.start("far", ["resume", "far"], "") == "far is running; following it"
+    with pytest.raises(StudyError, match="extend it when it has ended"):
+        detached.start("far", ["extend", "far", "--trials", "3"], "")
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    assert not detached.Run("far").is_running()
+
+
+def test_an_edited_file_of_a_study_that_runs_is_refused_not_ignored(
+    head_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has a plan the file it was started with counts, then its plan."""
+    prepared(FILE)
+    lock = detached.Run("far").hold()
+    assert lock is not None
+    for planned in (False, True):
+        if planned:
+            home = head_folder / "far"
+            home.mkdir()
+            save_plan(build_plan(read_study_file(detached.Run("far").file)), home)
+        assert detached.start("far", ["run"], FILE) == "far is running; following it"
+        monkeypatch.setattr(sys, "stdin", io.StringIO(FILE.replace("repeats: 1", "repeats: 2")))
+        assert detached.main(["start", "far", "run"]) == 2
+        error = capsys.readouterr().err
+        assert "far is running with another file (`search.repeats` differs)" in error
+        assert error.count("\n") == 1
+    lock.close()
+
+
+def test_no_password_is_on_a_command_line(
+    head_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on ssh's here nor on that of the study there."""
+    words: list[str] = []
+    sent: list[str] = []
+
+    def start(cluster: Path, name: str, command: list[str], *, content: str, detach: bool) -> int:
+        words.extend(Head("own", "h0", "me").command(["start", name, *command]))
+        sent.append(content)
+        return 0
+
+    monkeypatch.setattr("study.cluster.attach.start", start)
+    (tmp_path / "my.yaml").write_text(FILE)
+    uri = "postgresql://ada:s3cret@db/mlflow"
+    overrides = [f"tracking.uri={uri}", "name='1e3'", "training.adam_eps=1e-4"]
+    run_file(tmp_path / "c.yaml", tmp_path / "my.yaml", overrides, report=True, detach=True)
+    assert "s3cret" not in " ".join(words)
+    assert "run --report" in words[-1]
+    (there,) = sent
+    command, _ = prepared(there)
+    assert "s3cret" not in " ".join(command)
+    file = read_study_file(Path(command[1]))
+    assert (file.tracking.uri, file.name) == (uri, "1e3")
+    assert file.training["adam_eps"] == 1e-4
+
+
+def test_hosts_that_share_a_home_keep_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper of one is not taken for that of another; nor is its cache."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DML_STUDY_CACHE", str(tmp_path / "cache" / "{host}"))
+    monkeypatch.setattr(services, "STOP_SECONDS", 2.0)
+    found = []
+    for host in ("one", "two"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        own = services.FOLDER.expanduser() / host
+        own.mkdir(parents=True)
+        lock = (own / "keeper").open("a+")
+        assert services._hold(lock), "free on this host"
+        found.append((lock, cache_dir()))
+    assert [path.name for _, path in found] == ["one", "two"]
+    assert cache_of_each_host().name == "{host}", "trials elsewhere read their own"
+    assert of_this_host(str(cache_of_each_host())).endswith("/cache/two")
+    monkeypatch.setattr(socket, "gethostname", lambda: "three")
+    started = time.monotonic()
+    assert services.main(["stop"]) == 0
+    assert time.monotonic() - started < 1.0, "waits for no other host's keeper"
+    for lock, _ in found:
+        lock.close()
+
+
+def test_a_server_that_does_not_come_up_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DML_STUDY_HOME", str(tmp_path / "studies"))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", MLFLOW_PORT))
+        taken.listen()
+        assert services.main(["head"]) == 1
+    error = capsys.readouterr().err
+    assert f"port {MLFLOW_PORT} of 127.0.0.1 is taken" in error
+    assert "keeper.log" in error
+    assert error.count("\n") == 1
+
+
+def test_names_that_are_no_names_start_nothing(head_folder: Path) -> None:
+    with pytest.raises(SystemExit):
+        detached.main(["start", "../x", "run"])
+    assert not head_folder.exists()
+
+
+def test_a_running_study_is_stopped_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan()
+    home = tmp_path / "s"
+    home.mkdir()
+    save_plan(plan, home)
+    code = (
+        "import sys, time; from pathlib import Path; from study.home import StudyHome\n"
+        "with StudyHome(Path(sys.argv[1])).locked():\n    print('held', flush=True)\n"
+        "    time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(home)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as done:
+        main(["stop", "s", "--root", str(tmp_path)])
+    assert done.value.code == 0
+    assert holder.wait(timeout=10) == -15
+    assert time.monotonic() - started < 30
+    with pytest.raises(SystemExit) as again:
+        main(["stop", "s", "--root", str(tmp_path)])
+    assert again.value.code == 2

@@ -1,0 +1,136 @@
+"""From a laptop to the store of a study on a cluster, through a real ssh and a real tunnel.
+
+ssh talks to an sshd of this user's own, started for each connection: no port is opened for it.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from study.cluster import head as head_module
+from study.cluster.attach import reached
+from study.cluster.head import Head
+from study.errors import StudyError
+from study.plan import save_plan
+from tests.study.tuning_simulation import make_plan
+
+SSHD = "/usr/sbin/sshd"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    """A server that says which port it is on."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(self.connection.getsockname()[1]).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """The port of a server on loopback that is not the head's own MLflow."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield int(made.server_address[1])
+        made.shutdown()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster file whose head is this machine, reached by ssh."""
+    if not Path(SSHD).exists() or shutil.which("ssh") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("CI must have ssh and sshd")
+        pytest.skip("needs ssh and sshd (openssh-server)")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    for name in ("key", "host_key"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+    settings = {
+        "HostKey": tmp_path / "host_key",
+        "AuthorizedKeysFile": tmp_path / "key.pub",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+    }
+    (tmp_path / "sshd_config").write_text("".join(f"{k} {v}\n" for k, v in settings.items()))
+    environment = tmp_path / "env"
+    environment.write_text(
+        f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="{ROOT}"\n'
+        f'export DML_STUDY_HOME="{tmp_path / "studies"}"\n'
+    )
+    monkeypatch.setattr(head_module, "ENVIRONMENT_FILE", str(environment))
+    monkeypatch.setenv("DML_STUDY_CACHE", str(tmp_path / "cache"))
+    config = {
+        "cluster_name": "near",
+        "provider": {"type": "local", "head_ip": "head"},
+        "auth": {
+            "ssh_user": pwd.getpwuid(os.geteuid()).pw_name,
+            "ssh_private_key": str(tmp_path / "key"),
+            "ssh_proxy_command": f"{SSHD} -i -f {tmp_path / 'sshd_config'}",
+        },
+    }
+    path = tmp_path / "near.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def keep(folder: Path, name: str, uri: str | None) -> None:
+    home = folder / "studies" / name
+    home.mkdir(parents=True)
+    save_plan(make_plan(name=name, tracking={"uri": uri}), home)
+
+
+def test_a_study_is_read_from_the_server_its_file_names(
+    cluster: Path, server: int, tmp_path: Path
+) -> None:
+    """Not from the head's own: the one on loopback there through a tunnel, others as they are."""
+    keep(tmp_path, "far", f"http://127.0.0.1:{server}")
+    keep(tmp_path, "safe", "https://mlflow.example")
+    keep(tmp_path, "file", None)
+    with reached(cluster, ["far", "safe", "far"]) as addresses:
+        near, safe, again = addresses
+        assert safe == "https://mlflow.example"
+        assert again == near
+        assert near.startswith("http://127.0.0.1:")
+        assert not near.endswith(f":{server}")
+        with urllib.request.urlopen(near, timeout=10) as answer:
+            assert int(answer.read()) == server
+    with (
+        pytest.raises(StudyError, match="kept in a file on the head of near"),
+        reached(cluster, ["file"]),
+    ):
+        pass
+    with pytest.raises(StudyError, match="no study 'fa'"), reached(cluster, ["fa"]):
+        pass
+
+
+def test_a_password_stays_in_the_address_through_the_tunnel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The forward itself is real in the other test; here only what becomes of the address."""
+    monkeypatch.setattr(Head, "ssh", lambda self, *options: ["sleep", "60"])
+    monkeypatch.setattr(Head, "_await", lambda *_, **__: None)
+    head = Head("near", "h", "me")
+    with head.reach("postgresql://ada:s3cret@127.0.0.1:5432/mlflow?sslmode=off") as near:
+        start, _, end = near.partition("@127.0.0.1:")
+        assert start == "postgresql://ada:s3cret"
+        assert end.endswith("/mlflow?sslmode=off")
+        assert not end.startswith("5432")
