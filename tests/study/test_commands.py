@@ -343,8 +343,21 @@ def test_lists_for_scripts(study: Any) -> None:
     assert "synthesis_mu" in one["knobs"]
     names = {item["name"] for item in json.loads(study("datasets", "--json").out)}
     assert "glyphs" in names
+    assert one["optional"]["temperature_mode"]["default"] == "fixed"
+    assert set(one["optional"]) >= {"label_smoothing", "proxies_per_class", "synthesis_draw"}
     assert study("losses", "circel").code == 2
     assert json.loads(study("status", "--json").out) == []
+
+
+def test_losses_are_listed_with_all_there_is_to_search(study: Any) -> None:
+    overview = study("losses").out
+    assert "+synthesis" in overview
+    assert "pml:" in overview
+    for word in ("proxy_anchor", "arXiv:2003.13911", "α", "published 32"):
+        assert word in overview
+    one = study("losses", "soft_triple").out
+    for word in ("label_smoothing", "temperature_mode", "anneal_ratio", "optional, default 0"):
+        assert word in one
 
 
 def test_the_installed_command_answers() -> None:
