@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainables.backbone import build_backbone
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from trainables.data.dataset import Dataset, Part
 from trainables.model import EmbeddingModel, pool
@@ -269,6 +270,24 @@ def test_warm_up_keeps_the_backbone_still(bench: Bench) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, backbone.parameters(), strict=True))
     training.run_epoch()
     assert not all(torch.equal(a, b) for a, b in zip(before, backbone.parameters(), strict=True))
+
+
+def test_a_trial_freezes_the_norms_of_its_own_copy_of_the_pretrained_backbone(
+    data_cache: Path, tmp_path: Path
+) -> None:
+    source = build_backbone("conv4", in_channels=1, image_size=28)
+    torch.save(source.model.state_dict(), tmp_path / "w.pth")
+    given = {**CONV4, "pretrained": str(tmp_path / "w.pth")}
+    bench = open_bench(GLYPHS, given, cache_dir=data_cache)
+    own = bench.new_backbone(seed=1, bn_freeze="all")
+    assert own is not None
+    assert bench.prototype is not None
+    norms = [m for m in own.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert not any(m.training or m.weight.requires_grad for m in norms)
+    assert bench.prototype.bn_freeze == "none"
+    for name, value in source.model.state_dict().items():
+        assert torch.equal(own.model.state_dict()[name], value), name
 
 
 def test_pooling() -> None:
