@@ -103,8 +103,8 @@ class Describer:
 def tell_again(tracker: Tracker, plan: Plan, record: Record, tags: Mapping[str, str]) -> None:
     """Tell of every trial of earlier runs, from the journal.
 
-    The journal is on disk before the tracker's spool is: should the spool be lost, or MLflow's
-    store, this puts every trial back. A store that lacks nothing takes nothing.
+    Should the tracker's spool be lost, or MLflow's store, this puts every trial back. A store that
+    lacks nothing takes nothing.
     """
     describe = Describer(plan, tags)
     for loss in plan.losses:

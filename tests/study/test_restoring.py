@@ -101,14 +101,14 @@ def test_a_lost_spool_or_store_is_made_good_from_the_journal(
     home, plan = study
     first = Session(home, plan)
     first.train(2)
-    assert first.tracker.flush(60.0)
+    assert first.tracker.flush(300.0)
     if lost == "spool":  # from here on nothing is shipped
         assert first.tracker._shipper is not None
         first.tracker._shipper.kill()
         first.tracker._shipper.wait()
     first.fail()
     first.train(2, open_after=2)
-    first.tracker.close(0.0 if lost == "spool" else 60.0)
+    first.tracker.close(0.0 if lost == "spool" else 300.0)
     if lost == "spool":
         assert len(read_table(home.tracking_uri(plan), plan.name).trials) == 2
         shutil.rmtree(home.spool)
@@ -117,7 +117,7 @@ def test_a_lost_spool_or_store_is_made_good_from_the_journal(
         shutil.rmtree(home.directory / "artifacts")
     again = Session(home, plan)
     again.train(9)
-    assert again.tracker.close(60.0)
+    assert again.tracker.close(300.0)
     assert again.tracker.status().refused == 0
     trials = check_complete(home)
     assert trials["state"].value_counts().to_dict() == {"finished": 5, "diverged": 1}
@@ -132,10 +132,10 @@ def test_a_study_that_lost_nothing_is_left_as_it_is(study: tuple[StudyHome, Plan
     first = Session(home, plan)
     first.fail()
     first.train(3, open_after=2)
-    assert first.tracker.close(60.0)
+    assert first.tracker.close(300.0)
     before = read_table(home.tracking_uri(plan), plan.name)
     again = Session(home, plan)
-    assert again.tracker.close(60.0)
+    assert again.tracker.close(300.0)
     after = read_table(home.tracking_uri(plan), plan.name)
     pd.testing.assert_frame_equal(before.trials, after.trials)
     pd.testing.assert_frame_equal(before.curves, after.curves)
@@ -162,7 +162,7 @@ def test_what_is_shipped_late_is_not_told_twice(study: tuple[StudyHome, Plan]) -
     first.tracker.close(0.0)
     again = Session(home, plan)
     again.train(9)
-    assert again.tracker.close(60.0)
+    assert again.tracker.close(300.0)
     trials = check_complete(home)
     assert check_consistent(home)["trial"].is_unique
     assert (trials["seconds"] == 7.5).all()
