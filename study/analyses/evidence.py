@@ -94,6 +94,10 @@ class Evidence:
         knobs = np.full(d, np.log(0.6) + 0.25 * np.log(max(d, 1)))
         self.prior_mean = np.array([*knobs, np.log(0.8), *side, 0.0, -0.7, -3.5, -4.0])
         self.prior_sd = np.array([*np.full(d, 1.1), 0.8, *(0.7 for _ in side), 1.2, 1.5, 1.5, 1.7])
+        seeds = np.log([1e-7, np.e if self.paired else 1e-7])
+        self.bounds = np.array(
+            [np.log([0.03, 30.0])] * g + [np.log([1e-4, 50.0])] * 2 + [seeds, np.log([1e-6, np.e])]
+        )
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, up to a constant."""
@@ -129,14 +133,9 @@ class Evidence:
 
     def maximise(self, start: Array, steps: int) -> tuple[float, Array]:
         """Lowest value and where it is, from one start."""
-        bounds = [(np.log(0.03), np.log(30.0))] * self.groups
-        bounds += [(np.log(1e-4), np.log(50.0))] * 2 + [(np.log(1e-7), 1.0), (np.log(1e-6), 1.0)]
-        if not self.paired:
-            start = start.copy()
-            start[-2] = np.log(1e-7)
-            bounds[-2] = (np.log(1e-7), np.log(1e-7))
+        start = np.clip(start, self.bounds[:, 0], self.bounds[:, 1])
         found = minimize(
-            self, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps}
+            self, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options={"maxiter": steps}
         )
         return float(found.fun), np.asarray(found.x)
 
@@ -186,9 +185,7 @@ def plausible(
     for _ in range(count):
         z = rng.standard_normal(size)
         for _ in range(4):
-            theta = centre + spread @ z
-            if not evidence.paired:
-                theta[-2] = centre[-2]
+            theta = np.clip(centre + spread @ z, evidence.bounds[:, 0], evidence.bounds[:, 1])
             if evidence(theta)[0] - lowest <= 0.5 * float(z @ z) + 2.0:
                 break
             z = 0.6 * z

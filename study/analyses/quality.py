@@ -34,7 +34,8 @@ class Quality:
     Args:
         r2: Share of the held-out variance explained beyond what the epoch alone explains.
         coverage: Share of held-out scores inside the model's 90 % interval.
-        log_density: Mean log density of the held-out scores; the better model has more.
+        log_density: Mean log density of the held-out scores, once calibrated; the better model
+            has more.
         stretch: Held-out errors in units of the model's own: 1 when it is neither too sure nor too
             careful.
         error: Root mean square of the held-out errors.
@@ -125,11 +126,17 @@ def _summary(kind: Kind, held: _Held) -> Quality:
         kind,
         r2,
         coverage=float((held.z[asked] <= float(norm.ppf(0.95))).mean()),
-        log_density=float(held.density[asked].mean()),
+        log_density=float(_calibrated(held.density[asked], held.z[asked]).mean()),
         stretch=_scale(held.own[asked]),
         error=float(np.sqrt(left / len(y))),
         spread=_spread(held),
     )
+
+
+def _calibrated(density: Array, z: Array) -> Array:
+    """Log densities had the model been as unsure as its errors say: what its draws will be."""
+    scale = max(_scale(z), 1.0)
+    return np.asarray(density + 0.5 * z * z * (1.0 - scale**-2) - np.log(scale))
 
 
 def _spread(held: _Held) -> tuple[tuple[float, float], ...]:

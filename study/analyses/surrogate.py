@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -101,16 +102,8 @@ class Surrogate:
 
     @cached_property
     def good(self) -> Array:
-        """The 32 settings of highest modelled score: where a tuner ends.
-
-        Of 1,024 settings over the whole space and all that were tried.
-        """
-        samples = self.samples
-        wide = qmc.Sobol(len(samples.knobs), seed=0).random(1024)
-        tried = np.unique(samples.units[~samples.diverged], axis=0)
-        many = np.concatenate([snap(samples.distributions, wide), tried])
-        order = np.argsort(-self.mean(many), kind="stable")
-        return np.asarray(many[order[:32]])
+        """Settings of highest modelled score; worked out once, since most analyses look there."""
+        return good_settings(self.samples, self.mean)
 
     @property
     def best(self) -> Quality:
@@ -123,6 +116,15 @@ class Refusal:
     """Why a question is not answered, in one sentence."""
 
     reason: str
+
+
+def good_settings(samples: Samples, mean: Callable[[Array], Array]) -> Array:
+    """Where a tuner ends: of 1,024 settings over the whole space and all tried ones the best 32."""
+    wide = qmc.Sobol(len(samples.knobs), seed=0).random(1024)
+    tried = np.unique(samples.units[~samples.diverged], axis=0)
+    many = np.concatenate([snap(samples.distributions, wide), tried])
+    order = np.argsort(-mean(many), kind="stable")
+    return np.asarray(many[order[:32]])
 
 
 def least_trials(knobs: int) -> int:

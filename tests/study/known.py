@@ -23,6 +23,7 @@ from study.analyses.surrogate import (
     Refusal,
     Surrogate,
     fit,
+    good_settings,
     refuse_importance,
     refuse_response,
 )
@@ -114,7 +115,7 @@ class Truth:
     @cached_property
     def good(self) -> Array:
         """The best settings there are, as a surrogate finds them."""
-        return np.asarray(Surrogate.good.func(self))  # type: ignore[arg-type]
+        return good_settings(self.samples, self.mean)
 
     def mean(self, units: Array) -> Array:
         """The same."""
