@@ -55,7 +55,7 @@ class Quality:
         if not self.spread:
             return np.ones_like(scores)
         at, factors = np.array(self.spread).T
-        return np.interp(scores, at, factors)
+        return np.asarray(np.interp(scores, at, factors))
 
 
 @dataclass(frozen=True)

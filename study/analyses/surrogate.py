@@ -73,7 +73,7 @@ class Surrogate:
         middle = values.mean(axis=0)
         values = middle + self.best.factor(middle) * (values - middle)
         if self.risk is None:
-            return values
+            return np.asarray(values)
         chance = self.risk(units)
         chance = chance[np.arange(len(values)) % len(chance)]
         worst = float(self.samples.scores.min())
