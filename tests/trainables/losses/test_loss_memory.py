@@ -19,7 +19,7 @@ from trainables.losses.blocks import Budget
 PROXY = [name for name, info in LOSSES.items() if info.family == "proxy"]
 ALL_PROXY = [*PROXY, *(f"{name}+synthesis" for name in PROXY)]
 
-BATCH, N_CLASSES, DIM = 48, 1500, 16
+BATCH, N_CLASSES, DIM = 48, 1000, 16
 BLOCK = 2**14
 FLOAT = 4
 Make = Callable[..., Any]
@@ -29,6 +29,14 @@ def set_budget(loss: nn.Module, budget: Budget) -> None:
     for module in loss.modules():
         if hasattr(module, "budget"):
             setattr(module, "budget", budget)  # noqa: B010 - modules are typed as tensors' owners
+
+
+def build(make_loss: Make, name: str, *, dim: int = DIM, **knobs: float) -> Any:
+    """Float32, in small blocks; SoftTriple with three centres, which take a third of the time."""
+    centres = {"centers": 3} if name.startswith("soft_triple") else {}
+    loss = make_loss(name, n_classes=N_CLASSES, dim=dim, dtype=torch.float32, **centres, **knobs)
+    set_budget(loss, Budget(block_bytes=BLOCK))
+    return loss
 
 
 def peak_bytes(loss: nn.Module, x: Tensor, y: Tensor) -> int:
@@ -78,7 +86,7 @@ def rest_of(loss: nn.Module, count: int) -> int:
 @pytest.mark.parametrize("name", ALL_PROXY)
 def test_streaming_is_bounded_by_the_setting(name: str, make_loss: Make) -> None:
     """The proxies' gradient, which any step has, and a few blocks; nothing grows with both."""
-    loss = make_loss(name, n_classes=N_CLASSES, dim=DIM, dtype=torch.float32)
+    loss = build(make_loss, name)
     set_budget(loss, Budget(keep_bytes=0, block_bytes=BLOCK))
     peak = peak_bytes(loss, *samples(BATCH))
     assert peak <= loss.proxies.numel() * FLOAT + rest_of(loss, 2 * BATCH)
@@ -87,17 +95,14 @@ def test_streaming_is_bounded_by_the_setting(name: str, make_loss: Make) -> None
     assert peak_bytes(loss, *samples(BATCH)) >= kept + loss.proxies.numel() * FLOAT
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 2.5])
+@pytest.mark.parametrize("mu", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("host", PROXY)
 def test_memory_of_synthesis_is_the_formula(host: str, mu: float, make_loss: Make) -> None:
     """(1 + mu) B samples against C + mu B classes, and the proxies' gradient once.
 
     The synthetic vectors are mu B of each kind: they count with the batch, not with the classes.
     """
-    loss = make_loss(
-        f"{host}+synthesis", n_classes=N_CLASSES, dim=DIM, dtype=torch.float32, synthesis_mu=mu
-    )
-    set_budget(loss, Budget(block_bytes=BLOCK))
+    loss = build(make_loss, f"{host}+synthesis", synthesis_mu=mu)
     peak = peak_bytes(loss, *samples(BATCH))
     count, classes = int((1 + mu) * BATCH), N_CLASSES + int(mu * BATCH)
     kept = count * classes * planes_of(loss) * FLOAT
@@ -108,9 +113,8 @@ def test_memory_of_synthesis_is_the_formula(host: str, mu: float, make_loss: Mak
 @pytest.mark.parametrize("name", ALL_PROXY)
 def test_no_copy_of_the_proxies(name: str, make_loss: Make) -> None:
     """Norms per row, not a normalised copy: their gradient alone is as large as the proxies."""
-    loss = make_loss(name, n_classes=N_CLASSES, dim=8 * DIM, dtype=torch.float32)
-    set_budget(loss, Budget(block_bytes=BLOCK))
-    x = torch.randn(4, 8 * DIM, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = build(make_loss, name, dim=16 * DIM)
+    x = torch.randn(4, 16 * DIM, generator=torch.Generator().manual_seed(0)).requires_grad_()
     kept = 8 * (N_CLASSES + 4) * planes_of(loss) * FLOAT
     bound = loss.proxies.numel() * FLOAT + kept + rest_of(loss, 8)
     assert peak_bytes(loss, x, torch.arange(4)) <= bound
