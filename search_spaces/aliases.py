@@ -30,13 +30,22 @@ class Canonical(NamedTuple):
     rest: tuple[tuple[str, Value], ...] = ()
 
 
-_FORMS: Mapping[str, Callable[[Mapping[str, float]], tuple[float, float, str]]] = {
-    "norm_softmax": lambda p: (1.0 / p["temperature"], 0.0, "cosine"),
-    "proxy_nca_pp": lambda p: (2.0 / p["temperature"], 0.0, "cosine"),
-    "am_softmax": lambda p: (p["gamma"], p["m"], "cosine"),
-    "unified": lambda p: (p["gamma"], p["m"], "cosine"),
-    "arcface": lambda p: (p["gamma"], p["m"], "angle" if p["m"] else "cosine"),
-    "soft_triple": lambda p: (p["lambda_"], p["delta"], "cosine"),
+# Which knob is the cosine scale, and as what.
+_SCALES: Mapping[str, tuple[str, Callable[[float], float]]] = {
+    "norm_softmax": ("temperature", lambda temperature: 1.0 / temperature),
+    "proxy_nca_pp": ("temperature", lambda temperature: 2.0 / temperature),
+    "am_softmax": ("gamma", float),
+    "unified": ("gamma", float),
+    "arcface": ("gamma", float),
+    "soft_triple": ("lambda_", float),
+}
+
+# Which knob is the margin, and on what; the others have none.
+_MARGINS: Mapping[str, tuple[str, str]] = {
+    "am_softmax": ("m", "cosine"),
+    "unified": ("m", "cosine"),
+    "arcface": ("m", "angle"),
+    "soft_triple": ("delta", "cosine"),
 }
 
 # Knobs that make another function of the same scale and margin, with the value that does not.
@@ -47,10 +56,7 @@ _NEUTRAL: Mapping[str, Value] = {
     "synthesis_draw": "batch",
     "synthesis_path": "linear",
 }
-
-# What a loss can be as a whole: the margin is a free knob, or there is none.
-_WITHOUT_MARGIN = ("norm_softmax", "proxy_nca_pp")
-_COSINE_MARGIN = ("am_softmax", "unified")
+_ANNEAL_RATIO = 4.0
 
 
 def canonical(loss: str, point: Mapping[str, Value]) -> Canonical | None:
@@ -60,16 +66,12 @@ def canonical(loss: str, point: Mapping[str, Value]) -> Canonical | None:
     embeddings, labels and proxies. With `+synthesis` the plug-in's knobs are part of the form.
     """
     host = loss.removesuffix(SUFFIX)
-    if host not in _FORMS or (host == "soft_triple" and point["centers"] != 1):
+    if host not in _SCALES or (host == "soft_triple" and point["centers"] != 1):
         return None
-    numbers = {k: float(v) for k, v in point.items() if isinstance(v, int | float)}
-    scale, margin, kind = _FORMS[host](numbers)
-    rest = {k: v for k, v in point.items() if k in _NEUTRAL and v != _NEUTRAL[k]}
-    if rest.get("temperature_mode") == "annealed":
-        rest["anneal_ratio"] = point.get("anneal_ratio", 4.0)
-    if host != loss:
-        rest |= {k: v for k, v in point.items() if k.startswith("synthesis_")}
-    return Canonical(scale, margin, kind, tuple(sorted(rest.items())))
+    knob, scale = _SCALES[host]
+    margin, kind = _margin(host, point)
+    rest = _rest(point, plugin=host != loss)
+    return Canonical(scale(_number(point[knob])), margin or 0.0, kind, tuple(sorted(rest.items())))
 
 
 def aliases(
@@ -99,14 +101,47 @@ def aliases(
 def _class_of(loss: str, fixed: Mapping[str, Value], searched: Collection[str]) -> object | None:
     """A key shared by exactly the losses that are one function at all points left free."""
     host = loss.removesuffix(SUFFIX)
-    rest = {k: v for k, v in fixed.items() if k in _NEUTRAL and v != _NEUTRAL[k]}
-    varied = tuple(sorted(set(searched) & set(_NEUTRAL)))
-    common = (host != loss, tuple(sorted(rest.items())), varied)
-    if host in _WITHOUT_MARGIN or (host in (*_COSINE_MARGIN, "arcface") and fixed.get("m") == 0):
-        return ("no margin", *common)
-    if host in _COSINE_MARGIN:
-        return ("cosine margin", fixed.get("m"), *common)
-    if host == "soft_triple" and fixed.get("centers") == 1:
-        delta = fixed.get("delta")
-        return (("no margin",) if delta == 0 else ("cosine margin", delta)) + common
-    return None
+    if host not in _SCALES or (host == "soft_triple" and fixed.get("centers") != 1):
+        return None
+    free = set(searched)
+    fixed = {knob: value for knob, value in fixed.items() if knob not in free}
+    plugin = host != loss and fixed.get("synthesis_mu") != 0
+    margin, kind = _margin(host, fixed)
+    knob, scale = _SCALES[host]
+    # Twelve digits: 1 / 0.05 and 2 / 0.1 are one number.
+    known = f"{scale(_number(fixed[knob])):.12g}" if knob in fixed else None
+    rest = _rest(fixed, plugin=plugin)
+    if "temperature_mode" in free:
+        rest["anneal_ratio"] = fixed.get("anneal_ratio", _ANNEAL_RATIO)
+    free &= {*_NEUTRAL, "anneal_ratio", "synthesis_alpha", "synthesis_mu"}
+    rest = {knob: value for knob, value in rest.items() if knob not in free}
+    return kind, margin, known, plugin, tuple(sorted(rest.items())), tuple(sorted(free))
+
+
+def _margin(host: str, point: Mapping[str, Value]) -> tuple[float | None, str]:
+    """The margin (None where the point leaves it open) and what it is on."""
+    if host not in _MARGINS:
+        return 0.0, "cosine"
+    knob, kind = _MARGINS[host]
+    margin = _number(point[knob]) if knob in point else None
+    return margin, "cosine" if margin == 0 else kind
+
+
+def _rest(point: Mapping[str, Value], *, plugin: bool) -> dict[str, Value]:
+    """What else shapes the function at a point."""
+    rest = {k: v for k, v in point.items() if k in _NEUTRAL and v != _NEUTRAL[k]}
+    if rest.get("temperature_mode") == "annealed":
+        rest["anneal_ratio"] = point.get("anneal_ratio", _ANNEAL_RATIO)
+        if rest["anneal_ratio"] == 1:
+            del rest["temperature_mode"], rest["anneal_ratio"]
+    synthesis = {k: v for k, v in point.items() if k.startswith("synthesis_")}
+    for knob in synthesis:
+        rest.pop(knob, None)
+    if plugin and synthesis.get("synthesis_mu") != 0:
+        rest |= {k: v for k, v in synthesis.items() if v != _NEUTRAL.get(k)}
+    return rest
+
+
+def _number(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return float(value)

@@ -80,6 +80,8 @@ class Space:
     fixed: Mapping[str, Value] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
     claims: tuple[Claim, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Published points that the searched ranges do not hold, one line each: which and why."""
 
     def __post_init__(self) -> None:
         roles = [set(self.scientific), set(self.nuisance), set(self.fixed)]
@@ -129,7 +131,7 @@ class Space:
     def version(self) -> str:
         """A short hash of all that shapes the search: equal versions search the same space."""
         content = self.to_dict()
-        for words in ("claims", "paper"):
+        for words in ("claims", "paper", "left_out"):
             content.pop(words)
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -145,7 +147,8 @@ class Space:
         A knob named in `search` becomes searched (scientific unless it already was nuisance);
         one named in `fixed` is no longer searched. Published points drop values of knobs that are
         no longer searched; a point that misses a newly searched knob takes the knob's old fixed
-        value, and is dropped where there is none or it falls outside the new range.
+        value. Where there is none, or it falls outside the new range, the point is refused and
+        `left_out` says so.
         """
         search, fixed = dict(search or {}), dict(fixed or {})
         scientific, nuisance = dict(self.scientific), dict(self.nuisance)
@@ -163,12 +166,21 @@ class Space:
             scientific.pop(name, None)
             nuisance.pop(name, None)
         searched = {**scientific, **nuisance}
-        published = []
+        published, left_out = [], list(self.left_out)
         for point in self.published:
             values = {k: point.values.get(k, self.fixed.get(k)) for k in searched}
             known_values = {k: v for k, v in values.items() if v is not None}
-            inside = all(in_range(searched[k].distribution, v) for k, v in known_values.items())
-            if len(known_values) == len(searched) and inside:
+            why = [f"it has no value of {k}" for k, v in values.items() if v is None]
+            why += [
+                f"{k}={_shown(v)} is outside {describe(searched[k].distribution)}"
+                for k, v in known_values.items()
+                if not in_range(searched[k].distribution, v)
+            ]
+            if why:
+                left_out.append(
+                    f"the published point ({point.source}) is not run: {', '.join(why)}"
+                )
+            else:
                 published.append(replace(point, values=known_values))
         return replace(
             self,
@@ -176,6 +188,7 @@ class Space:
             nuisance=nuisance,
             fixed=constants,
             published=tuple(published),
+            left_out=tuple(left_out),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,6 +204,7 @@ class Space:
                 for p in self.published
             ],
             "claims": [claim_to_dict(claim) for claim in self.claims],
+            "left_out": list(self.left_out),
         }
 
     @classmethod
@@ -204,6 +218,7 @@ class Space:
             fixed=dict(data["fixed"]),
             published=tuple(Published(**p) for p in data["published"]),
             claims=tuple(claim_from_dict(claim) for claim in data["claims"]),
+            left_out=tuple(data.get("left_out", ())),
         )
 
 
@@ -226,6 +241,10 @@ def describe(distribution: BaseDistribution) -> str:
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     text = f"[{distribution.low:g}, {distribution.high:g}]"
     return text + (" log" if distribution.log else "")
+
+
+def _shown(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _knob_to_dict(knob: Knob) -> dict[str, Any]:

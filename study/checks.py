@@ -12,6 +12,7 @@ from search_spaces.scale import from_unit
 from study.errors import StudyError
 from study.plan import Plan
 from trainables.data.cache import Progress
+from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
 from trainables.training import split_tasks
 from trainables.workbench import Bench, open_bench
@@ -38,7 +39,11 @@ def open_data(plan: Plan, *, cache_dir: Path, progress: Progress | None = None) 
 def check_classes(plan: Plan, bench: Bench) -> None:
     """Raise ValueError unless each loss can fill its batches on every fold."""
     tasks = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)
-    _no_lone_classes(bench)
+    for part, name in [
+        *((task.score, "validation") for task in tasks),
+        (bench.dataset.test, "test"),
+    ]:
+        _something_to_find(part, name)
     for loss in plan.losses:
         for task in tasks:
             try:
@@ -77,21 +82,19 @@ def describe_data(plan: Plan, bench: Bench) -> dict[str, Any]:
         "kind": data.train.kind,
         **{f"{k}_items": len(v) for k, v in parts.items()},
         **{f"{k}_classes": len(np.unique(v)) for k, v in parts.items()},
-        "notes": list(data.notes),
+        "notes": list(bench.notes),
     }
 
 
-def _no_lone_classes(bench: Bench) -> None:
-    """A class with one image can be neither learned from nor retrieved."""
-    data = bench.dataset
-    for part, name in ((data.train, "training"), (data.test, "test")):
-        if part.is_query is not None:
-            continue
-        classes, counts = np.unique(part.labels, return_counts=True)
-        lone = classes[counts == 1]
-        if len(lone):
-            example = data.class_names[int(lone[0])]
-            raise ValueError(
-                f"data: {len(lone)} {name} class(es) have one image, for example {example!r}; "
-                "a class needs two, or none can be retrieved"
-            )
+def _something_to_find(part: Part, name: str) -> None:
+    """A query finds items of its class; of all queries at least one must have some."""
+    asked, found = part.labels, part.labels
+    if part.is_query is not None:
+        asked, found = part.labels[part.is_query], part.labels[~part.is_query]
+    classes, counts = np.unique(found, return_counts=True)
+    enough = classes[counts >= (2 if part.is_query is None else 1)]
+    if not np.isin(asked, enough).any():
+        raise ValueError(
+            f"data: no {name} image has another one of its class to find, among "
+            f"{len(asked):,} queries and {len(found):,} images to find"
+        )

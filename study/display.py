@@ -7,9 +7,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from study.jobs import Job, Progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Display(Protocol):
@@ -76,8 +79,10 @@ class _Lines:
         self.say(f"warning: {text}")
 
     def building(self, what: str, done: int, total: int) -> None:
-        if done >= total:
-            self.say(f"{what}: {total} rows")
+        now = time.monotonic()
+        if done >= total or now - self._last >= self._every:
+            self._last = now
+            self.say(f"{what}: {done:,} of {total:,}")
 
     def show(self, progress: Sequence[Progress], running: Mapping[str, Job]) -> None:
         left = clock(self._pace.seconds_left(progress))
@@ -125,7 +130,7 @@ class _Bars:
         self._console.print(Text(f"{self._title}: warning: {text}", style="yellow"))
 
     def building(self, what: str, done: int, total: int) -> None:
-        self.say(f"{what} {done}/{total}")
+        self._live.update(building_bar(f"{self._title}: {what}", done, total))
 
     def show(self, progress: Sequence[Progress], running: Mapping[str, Job]) -> None:
         from rich.progress_bar import ProgressBar
@@ -152,6 +157,17 @@ class _Bars:
         table.caption = f"{self._title}: {len(running)} running, {left} left (ctrl-C stops cleanly)"
         table.caption_justify = "left"
         self._live.update(table)
+
+
+def building_bar(what: str, done: int, total: int) -> Table:
+    """One line: what is built, a bar, how much of how much."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=max(total, 1), completed=done, width=24)
+    row.add_row(what, bar, f"{done:,} of {total:,}")
+    return row
 
 
 def number(value: float) -> str:

@@ -10,6 +10,10 @@ class StudyError(Exception):
     """The user's input is wrong; the message is one line and the command ends with exit code 2."""
 
 
+class RayError(Exception):
+    """Ray cannot be had; the study's record is in order, and the message is one line."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint naming the closest known word, or all of them when none is close.
 

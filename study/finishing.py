@@ -188,6 +188,11 @@ class Refresher:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = time.monotonic()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a report is being made, or waits to be stored."""
+        return self._process is not None
+
     def tick(self, progress: list[Progress]) -> None:
         """Start a report when it is time; store the one that is ready."""
         elapsed = time.monotonic() - self._started

@@ -30,7 +30,7 @@ from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
-from trainables.data.arrays import holds_features
+from trainables.data.array_files import holds_features
 from trainables.losses import loss_knobs
 from trainables.settings import Settings, TrialSpec, settings_from
 
@@ -98,6 +98,7 @@ class Plan:
             folds=self.file.protocol.folds,
             objective=self.file.protocol.objective,
             recall_at=self.file.protocol.recall_at,
+            nmi=self.file.protocol.nmi,
             dataset={"name": self.file.data.name, **self.file.data.options},
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),
@@ -112,6 +113,10 @@ class Plan:
         points = [dict(p.values) for p in self.spaces[loss].published]
         unique = [p for i, p in enumerate(points) if p not in points[:i]]
         return unique[: self.stages[0].points]
+
+    def left_out(self) -> list[str]:
+        """Published points that are not run because the ranges do not hold them, one line each."""
+        return [f"{loss}: {why}" for loss, space in self.spaces.items() for why in space.left_out]
 
     def sobol(self, loss: str, stage: int) -> int:
         """Space-filling points of a loss up to the end of a stage."""

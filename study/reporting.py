@@ -76,6 +76,8 @@ def _print(table: TrialTable, uri: str, out: Path) -> None:
 
     page = out / "index.html"
     click.echo(leaderboard_text(table))
+    if tested := confirmed_text(table):
+        click.echo(tested)
     click.echo(f"report:       {page if page.exists() else f'study report {table.study}'}")
     click.echo(f"MLflow store: {redact(uri)}  (study ui {table.study})")
 
@@ -104,4 +106,29 @@ def leaderboard_text(table: TrialTable) -> str:
             ]
         )
         lines.append("  ".join([f"  {row['loss']:<{width}}", f"{number(row['best']):>7}", *rest]))
+    return "\n".join([*lines, ""])
+
+
+def confirmed_text(table: TrialTable) -> str:
+    """Test scores of confirmed points, and what picking the best test epoch would have added."""
+    from study.analyses.comparison import confirmed
+    from study.analyses.inflation import analyse
+
+    frame = confirmed(table)
+    if frame.empty:
+        return ""
+    width = max(len(str(loss)) for loss in frame["loss"])
+    objective = table.protocol.get("objective", "score")
+    lines = [
+        f"{table.study}: {objective} on test classes after the last epoch, mean over fresh seeds",
+        f"  {'':<{width}}  {'point':<9}  {'mean':>7}  {'95 % interval':>16}  {'seeds':>5}",
+    ]
+    for row in frame.to_dict("records"):
+        seeds = int(row["seeds"])
+        interval = f"{number(row['low'])}..{number(row['high'])}" if seeds > 1 else ""
+        cells = [f"{row['point']:<9}", f"{number(row['mean']):>7}", f"{interval:>16}"]
+        cells.append(f"{seeds:>5}" if seeds else "")
+        lines.append("  ".join([f"  {row['loss']:<{width}}", *cells]).rstrip())
+    added = [f"{r['loss']} +{number(r['inflation'])}" for r in analyse(table).to_dict("records")]
+    lines.append(f"picking the best test epoch would have added: {', '.join(added)}")
     return "\n".join([*lines, ""])

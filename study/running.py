@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +13,7 @@ import pandas as pd
 from search_spaces.space import Value
 from study.checks import open_data
 from study.display import open_display
-from study.errors import StudyError
+from study.errors import RayError, StudyError
 from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
 from study.plan import Plan
@@ -29,8 +31,12 @@ def begin(home: StudyHome, plan: Plan, *, address: str | None = None) -> None:
 
         check_cluster(plan.file.resources, address)
     with open_display(plan.name) as display:
-        open_data(plan, cache_dir=cache_dir(), progress=display.building)
+        bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
+    for note in bench.notes:
+        print(f"{plan.name}: note: {note}")
     create_study(home, plan)
+    for line in plan.left_out():
+        print(f"note: {line}", flush=True)
 
 
 def execute(
@@ -50,6 +56,9 @@ def execute(
     except KeyboardInterrupt:  # before trials run, or while the report is made
         print(GO_ON.format(home.name))
         return 130
+    except RayError as error:
+        print(f"study: {error}: {GO_ON.format(home.name)}", file=sys.stderr)
+        return 1
 
 
 def _execute(
@@ -74,6 +83,7 @@ def _execute(
             report=report,
             tick=display.show,
             say=display.say,
+            on_death=partial(_end_with_ray, home.name),
             warn=display.warn,
         )
         display.show(summary.progress, {})
@@ -91,6 +101,12 @@ def _execute(
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _end_with_ray(name: str, process: str) -> None:
+    """Leave as after a power cut: Ray answers no more, and the record is in order at any moment."""
+    print(f"\nstudy: Ray's {process} died: {GO_ON.format(name)}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def run_points(

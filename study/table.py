@@ -54,8 +54,7 @@ class TrialTable:
     Args:
         study: Name.
         trials: One row per trial, columns as in `COLUMNS`.
-        curves: One row per trial and epoch: `trial`, `epoch`, `score`, and one `metric.NAME` per
-            metric.
+        curves: One row per trial and epoch: `trial`, `epoch`, `score`.
         spaces: The searched space of each loss, as this study used it.
         protocol: `objective` (metric name), `epochs` (a full trial), `folds`, `dataset`,
             `backbone`, `tolerance` (or None), and whatever else the report's header prints.

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from study.home import StudyHome
 
 # Two test processes share two cores, and trials have processes of their own: one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -110,3 +116,65 @@ def shared_ray() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def real_study(
+    tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
+) -> StudyHome:
+    """A study on a real Ray: searched, swept, confirmed and reported; leave its trials alone."""
+    from study.plan import load_plan
+    from study.requests import confirm_jobs, sweep_jobs
+    from study.running import incumbents
+    from study.tuning.run import run
+    from tests.study.driven import start
+
+    home = start(tmp_path_factory.mktemp("real"))
+    plan = load_plan(home.directory)
+    assert run(home, plan, report=False).finished
+    best = incumbents(home, plan)
+    swept = sweep_jobs(plan, best, knobs=["alpha"], losses=["proxy_anchor"], values=3, seeds=1)
+    summary = run(home, plan, requests=[*swept, *confirm_jobs(plan, best)], search=False)
+    assert summary.finished
+    assert summary.tracked
+    return home
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A private PostgreSQL server from Debian's packages; gives a URI with a password in it."""
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not binaries:
+        reason = "no PostgreSQL server: apt-get install postgresql"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from study.tracking.server import free_port
+
+    tools = binaries[-1].parent
+    as_owner = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    folder = Path(tempfile.mkdtemp(prefix="dml-postgres-"))
+    data, word, port = folder / "data", folder / "word", free_port()
+    word.write_text("s3cret-word", encoding="utf-8")
+    if as_owner:
+        shutil.chown(folder, "postgres")
+        shutil.chown(word, "postgres")
+    setup = ["--username=ada", f"--pwfile={word}", "--auth=scram-sha-256", "--encoding=UTF8"]
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    control = [*as_owner, str(tools / "pg_ctl"), "-D", str(data), "-w"]
+    try:
+        _run([*as_owner, str(tools / "initdb"), "-D", str(data), *setup])
+        _run([*control, "-o", options, "-l", str(folder / "log"), "start"])
+        try:
+            yield f"postgresql://ada:s3cret-word@127.0.0.1:{port}/postgres"
+        finally:
+            _run([*control, "-m", "immediate", "stop"])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/", check=False
+    )
+    assert done.returncode == 0, done.stderr

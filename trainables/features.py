@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from trainables.backbone import Backbone
 from trainables.data.augment import Augment
 from trainables.data.cache import Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
+from trainables.data.rows import Fill
 from trainables.model import POOLINGS, pool
 from trainables.names import unknown_name
 
@@ -43,39 +45,17 @@ def compute_features(
         raise unknown_name("pooling", pooling, POOLINGS)
     if dataset.train.kind != "images":
         raise ValueError(f"data set {dataset.name!r} holds features already.")
-    augment = Augment("none", size=backbone.image_size, mean=backbone.mean, std=backbone.std)
-    device = next(backbone.parameters()).device
-    cut, n_rows = len(dataset.train), len(dataset.train) + len(dataset.test)
-
-    def fill(start: int, stop: int) -> Rows:
-        # A chunk may lie on the border of the two parts.
-        parts = [
-            dataset.train.items[start : min(stop, cut)],
-            dataset.test.items[max(start, cut) - cut : max(stop, cut) - cut],
-        ]
-        images = augment.evaluate(np.concatenate(parts).astype(np.uint8, copy=False))
-        with torch.no_grad():
-            maps = backbone(images.to(device)).float()
-            return Rows({_file(p): pool(maps, p).cpu().numpy() for p in POOLINGS})
-
+    cut = len(dataset.train)
     was_training = backbone.training
     backbone.eval()
     try:
         rows = cached_rows(
             cache_dir,
             name=f"features-{backbone.name}",
-            settings={
-                "version": VERSION,
-                "dataset": dataset.fingerprint,
-                "backbone": backbone.name,
-                "weights": weights_fingerprint(backbone),
-                "image_size": backbone.image_size,
-                "mean": list(backbone.mean),
-                "std": list(backbone.std),
-            },
+            settings=_settings(dataset, backbone),
             specs={_file(p): RowSpec((backbone.num_features,), "float32") for p in POOLINGS},
-            n_rows=n_rows,
-            fill=fill,
+            n_rows=cut + len(dataset.test),
+            fill=_computation(dataset, backbone),
             chunk_rows=batch_size,
             workers=1,  # torch uses the cores inside one call
             progress=progress,
@@ -89,6 +69,39 @@ def compute_features(
         test=Part(items[cut:], dataset.test.labels, dataset.test.is_query),
         fingerprint=hashlib.sha256(f"{rows.fingerprint}{pooling}".encode()).hexdigest()[:16],
     )
+
+
+def _settings(dataset: Dataset, backbone: Backbone) -> dict[str, Any]:
+    """Everything the features depend on."""
+    return {
+        "version": VERSION,
+        "dataset": dataset.fingerprint,
+        "backbone": backbone.name,
+        "weights": weights_fingerprint(backbone),
+        "image_size": backbone.image_size,
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+    }
+
+
+def _computation(dataset: Dataset, backbone: Backbone) -> Fill:
+    """What gives the features of some images, both parts in a row, with every pooling."""
+    augment = Augment("none", size=backbone.image_size, mean=backbone.mean, std=backbone.std)
+    device = next(backbone.parameters()).device
+    cut = len(dataset.train)
+
+    def fill(start: int, stop: int) -> Rows:
+        # A chunk may lie on the border of the two parts.
+        parts = [
+            dataset.train.items[start : min(stop, cut)],
+            dataset.test.items[max(start, cut) - cut : max(stop, cut) - cut],
+        ]
+        images = augment.evaluate(np.concatenate(parts).astype(np.uint8, copy=False))
+        with torch.no_grad():
+            maps = backbone(images.to(device)).float()
+            return Rows({_file(p): pool(maps, p).cpu().numpy() for p in POOLINGS})
+
+    return fill
 
 
 def weights_fingerprint(model: nn.Module) -> str:

@@ -53,11 +53,11 @@ def write_gallery(
     for row, query in enumerate(queries):
         label = part.labels[query]
         name = class_names[label] if class_names is not None else f"class {label}"
-        canvas.picture(row, 0, part.items[query], QUERY, cross=False)
+        canvas.picture(row, 0, part.read(int(query)), QUERY, cross=False)
         canvas.caption(row, 0, name)
         for column, item in enumerate(found.indices[row], start=1):
             hit = part.labels[item] == label
-            canvas.picture(row, column, part.items[item], HIT if hit else MISS, cross=not hit)
+            canvas.picture(row, column, part.read(int(item)), HIT if hit else MISS, cross=not hit)
             canvas.caption(row, column, f"{found.similarities[row, column - 1]:.2f}")
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.image.save(path, format="PNG")

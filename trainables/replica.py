@@ -26,7 +26,7 @@ from trainables.data.sampler import epoch_batches
 from trainables.losses import build_loss, reseed, set_progress, sharded_parameters
 from trainables.model import EmbeddingModel
 from trainables.optimizer import MovementCheck, build_optimizer, clip_gradients, set_learning_rates
-from trainables.retrieval import evaluate
+from trainables.retrieval import evaluate, nmi
 from trainables.seeding import derive
 from trainables.settings import TrialSpec
 from trainables.shards import Shards
@@ -76,7 +76,7 @@ class Replica:
         world: World,
     ) -> None:
         self._settings, self.task, self.world = spec.settings, task, world
-        self._recall_at = spec.recall_at
+        self._spec = spec
         self._stream = derive(seed, "fold", fold)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
         self.model, self.augment = self._build_model(bench)
@@ -108,7 +108,6 @@ class Replica:
         images = sum(len(batch) for batch in batches)
         return {
             "loss": total / len(batches),
-            "train_seconds": seconds,
             "images_per_second": images / seconds,
             **{f"lr_{g['name']}": float(g["lr"]) for g in self.optimizer.param_groups},
         }
@@ -128,7 +127,7 @@ class Replica:
     def score(self) -> dict[str, float]:
         """Retrieval metrics on the classes that were not trained on."""
         vectors = embed(self.model, self.task.score, self.augment, self.world)
-        return score_vectors(vectors, self.task.score, self._recall_at, self.world)
+        return score_vectors(vectors, self.task.score, self._spec, self.world)
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes in training, whole on the first rank: the same for any world size."""
@@ -148,7 +147,7 @@ class Replica:
         """
         world, batch = self.world, np.sort(batch)
         own = share(len(batch), world.rank, world.size)
-        items = self.task.train.items[batch[own]]
+        items = self.task.train.read(batch[own])
         labels = torch.from_numpy(self._labels[batch]).to(world.device)
         inputs = to_inputs(items, self.augment, generator, part=(own.start, len(batch)))
         self.optimizer.zero_grad(set_to_none=True)
@@ -283,7 +282,7 @@ def embed(
     first = next(iter(model.parameters()), torch.empty(0))
     pieces = []
     for start in own:
-        inputs = to_inputs(part.items[start : start + EVALUATION_BATCH], augment, None)
+        inputs = to_inputs(part.read(slice(start, start + EVALUATION_BATCH)), augment, None)
         pieces.append(model(inputs.to(world.device, first.dtype)).float().cpu())
     if world.size == 1:
         return _array(torch.cat(pieces))
@@ -308,10 +307,13 @@ def _array(vectors: Tensor) -> NDArray[np.float32]:
 def score_vectors(
     vectors: NDArray[np.float32],
     part: Part,
-    recall_at: tuple[int, ...],
+    spec: TrialSpec,
     world: World | None = None,
 ) -> dict[str, float]:
     """Retrieval metrics of a part's vectors: all against all, or queries against the gallery.
+
+    Args:
+        spec: Says which K and whether the clusters of all items are scored, too.
 
     Raises:
         DivergedError: The vectors are not all numbers.
@@ -319,13 +321,15 @@ def score_vectors(
     if not np.isfinite(vectors).all():
         raise DivergedError("the embeddings are no longer numbers")
     more = {"similarity_concentration": similarity_concentration(vectors, part.labels)}
+    if spec.nmi:
+        more["nmi"] = nmi(vectors, part.labels)
     if part.is_query is None:
-        return {**evaluate(vectors, part.labels, ks=recall_at, world=world), **more}
+        return {**evaluate(vectors, part.labels, ks=spec.recall_at, world=world), **more}
     query = part.is_query
     found = evaluate(
         vectors[query],
         part.labels[query],
-        ks=recall_at,
+        ks=spec.recall_at,
         gallery=vectors[~query],
         gallery_labels=part.labels[~query],
         world=world,

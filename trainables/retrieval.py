@@ -9,6 +9,7 @@ query still count. Queries whose class has no other item in the gallery are left
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -73,29 +74,47 @@ def evaluate(
     valid = np.flatnonzero(matches > 0)
     if not len(valid):
         raise ValueError("no query has another item of its class to find; every class is alone.")
-    listed = [k for k in ks if k <= LISTED]
-    length = min(max(int(matches.max()), *listed, 1), len(items) - itself)
-    members = _Members(item_labels)
     world = world or Alone(torch.device("cpu"))
-    shared = valid[share(len(valid), world.rank, world.size)]
-    scores: list[NDArray[np.float64]] = [np.empty((0, len(ks) + 2))]
-    for block in search(queries, items, shared, length, exclude_self=bool(itself)):
-        own = query_labels[block.rows]
-        hits = item_labels[block.found.indices] == own[:, None]
-        first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.iinfo(np.int64).max)
-        if max(ks) > length:
-            missed = np.flatnonzero(~hits.any(axis=1))
-            first[missed] = _first_hits(block, missed, own, queries, items, members)
-        recalls = [first <= k for k in ks]
-        scores.append(np.stack([*recalls, *_precisions(hits, matches[block.rows])], axis=1))
+    task = _Task(queries, query_labels, items, item_labels, matches, exclude_self=bool(itself))
+    scores = _scores(task, valid[share(len(valid), world.rank, world.size)], ks)
     # Gathered per query and added in one order: the last digit does not depend on the ranks.
-    own_scores = torch.from_numpy(np.concatenate(scores))
-    means = world.gather(own_scores, len(valid)).numpy().mean(axis=0)
+    means = world.gather(torch.from_numpy(scores), len(valid)).numpy().mean(axis=0)
     return {
         **{f"recall_at_{k}": float(mean) for k, mean in zip(ks, means, strict=False)},
         "r_precision": float(means[-2]),
         "map_at_r": float(means[-1]),
     }
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Who asks what of whom; `matches` is how many items each query should find."""
+
+    queries: Vectors
+    query_labels: Ids
+    items: Vectors
+    item_labels: Ids
+    matches: Ids
+    exclude_self: bool
+
+
+def _scores(task: _Task, rows: Ids, ks: Sequence[int]) -> NDArray[np.float64]:
+    """Hit or miss within each K, R-precision and MAP@R of the queries `rows`, one row each."""
+    queries, items, labels = task.queries, task.items, task.item_labels
+    longest = max(int(task.matches.max()), *(k for k in ks if k <= LISTED), 1)
+    length = min(longest, len(items) - task.exclude_self)
+    members = _Members(labels)
+    scores: list[NDArray[np.float64]] = [np.empty((0, len(ks) + 2))]
+    for block in search(queries, items, rows, length, exclude_self=task.exclude_self):
+        own = task.query_labels[block.rows]
+        hits = labels[block.found.indices] == own[:, None]
+        first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.iinfo(np.int64).max)
+        if max(ks) > length:
+            missed = np.flatnonzero(~hits.any(axis=1))
+            first[missed] = _first_hits(block, missed, own, queries, items, members)
+        precisions = _precisions(hits, task.matches[block.rows])
+        scores.append(np.stack([*(first <= k for k in ks), *precisions], axis=1))
+    return np.concatenate(scores)
 
 
 def nmi(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int = 0) -> float:

@@ -145,6 +145,7 @@ class TrialSpec:
         folds: Validation folds (ignored for `test`).
         objective: The metric that is the trial's score.
         recall_at: The K of Recall@K.
+        nmi: Whether clusters are scored, too.
         dataset: Name and options of the data set.
         backbone: Name and options of the backbone; empty for data that are features.
         cache_dir: Where decoded data and features of this node live.
@@ -168,6 +169,7 @@ class TrialSpec:
     folds: int = 1
     objective: str = "map_at_r"
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    nmi: bool = False
     checkpoint_dir: str = ""
     checkpoint_every: int = 1
     threads: int = 0

@@ -144,7 +144,7 @@ def untrained_metrics(spec: TrialSpec, bench: Bench) -> dict[str, float]:
     scored = []
     for task in split_tasks(bench.dataset, spec.split, spec.folds):
         vectors = embed(model, task.score, augment, Alone(torch.device("cpu")))
-        scored.append(score_vectors(vectors, task.score, spec.recall_at))
+        scored.append(score_vectors(vectors, task.score, spec))
     return _mean(scored)
 
 
@@ -161,11 +161,10 @@ class _Pooled(torch.nn.Module):
 
 
 def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
-    # A contiguous run of rows stays a view of the memory map; others are gathered when read.
-    start, stop = int(indices[0]), int(indices[-1]) + 1
-    if stop - start == len(indices):
-        return Part(part.items[start:stop], part.labels[start:stop])
-    return Part(part.items[indices], part.labels[indices])
+    """Some items of a part; the memory map stays one for all, rows are gathered when read."""
+    queries = None if part.is_query is None else part.is_query[indices]
+    index = indices if part.index is None else part.index[indices]
+    return Part(part.items, part.labels[indices], queries, index)
 
 
 def memory_use() -> dict[str, float]:

@@ -25,7 +25,9 @@ class StudyTrial(Trainable):  # type: ignore[misc]
         self._start(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial into this process."""
+        """Take the next trial into this process, unless the last one left it unusable."""
+        if isinstance(self._crew, Worker) and self._crew.is_broken:
+            return False
         self._start(new_config)
         return True
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 SUFFIXES = (".pth", ".pt", ".bin", ".tar", ".safetensors")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module")
 PREFIXES = ("module.", "model.", "backbone.", "encoder.")
+COUNTER = "num_batches_tracked"
 HEADS = ("fc.", "head.", "classifier.", "last_linear.", "_fc.", "head_drop.")
 
 
@@ -27,6 +28,8 @@ class WeightReport:
         mismatched: Names found with another shape, with both shapes; not loaded.
         unexpected: Names of the file that the model does not have, classifiers left out.
         ignored: Classifier weights of the file, which an embedding model does not need.
+        in_order: The file has other names; its weights were taken in order, kinds and shapes
+            agreeing one by one.
     """
 
     source: str
@@ -35,6 +38,7 @@ class WeightReport:
     mismatched: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    in_order: bool = False
 
     @property
     def complete(self) -> bool:
@@ -43,6 +47,8 @@ class WeightReport:
 
     def __str__(self) -> str:
         parts = [f"{self.source}: {len(self.loaded)} weights loaded"]
+        if self.in_order:
+            parts.append("its names are others: taken in order, all kinds and shapes agree")
         for what in ("missing", "mismatched", "unexpected"):
             names = getattr(self, what)
             if names:
@@ -81,23 +87,27 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, path: Path) -> WeightReport:
     """Load what fits by name and shape, also below a common prefix, and say what did not.
 
+    A file of the same model under other names (another library's) is taken in order when every
+    weight agrees in kind and shape.
+
     Raises:
         ValueError: When the file cannot be read or fits less than half of the model.
     """
     own = model.state_dict()
     given = _without_prefix(read_state_dict(path), set(own))
+    known = 2 * len(own.keys() & given) >= len(own)
+    renamed = None if known else _in_order(given, own)
+    given = renamed or given
     fitting: dict[str, Tensor] = {}
-    mismatched = []
-    for name, value in given.items():
-        if name not in own:
-            continue
-        target = own[name].shape
+    mismatched = {}
+    for name in (n for n in given if n in own):
+        value, target = given[name], own[name].shape
         if value.shape != target and value.numel() == own[name].numel() and value.ndim == 2:
             value = value.reshape(target)  # old public BN-Inception files keep (1, C) batch norms
         if value.shape == target:
             fitting[name] = value
         else:
-            mismatched.append(f"{name} {tuple(value.shape)} for {tuple(target)}")
+            mismatched[name] = f"{name} {tuple(value.shape)} for {tuple(target)}"
     if 2 * len(fitting) < len(own):
         raise ValueError(
             f"only {len(fitting)} of the model's {len(own)} weights are in {path}: the file has "
@@ -105,20 +115,37 @@ def load_weights(model: nn.Module, path: Path) -> WeightReport:
         )
     model.load_state_dict(fitting, strict=False)
     unexpected = [name for name in given if name not in own]
-    wrong = {entry.partition(" ")[0] for entry in mismatched}
     return WeightReport(
         source=path.name,
         loaded=tuple(fitting),
         # Batch counters are no weights: older files lack them and nothing depends on them.
-        missing=tuple(
-            name
-            for name in own
-            if name not in fitting and name not in wrong and "num_batches_tracked" not in name
-        ),
-        mismatched=tuple(mismatched),
+        missing=tuple(n for n in own if n not in fitting.keys() | mismatched and COUNTER not in n),
+        mismatched=tuple(mismatched.values()),
         unexpected=tuple(n for n in unexpected if not n.startswith(HEADS)),
         ignored=tuple(n for n in unexpected if n.startswith(HEADS)),
+        in_order=renamed is not None,
     )
+
+
+def _in_order(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The file's weights under the model's names; None unless they pair up without exception.
+
+    Shapes alone would not do: a batch norm's weight, bias, mean and variance have the same.
+    """
+    theirs = {n: v for n, v in given.items() if not n.startswith(HEADS) and COUNTER not in n}
+    ours = {n: v for n, v in own.items() if COUNTER not in n}
+    if len(theirs) != len(ours):
+        return None
+    pairs = list(zip(ours, theirs, strict=True))
+    if any(ours[a].shape != theirs[b].shape or _kind(a) != _kind(b) for a, b in pairs):
+        return None
+    heads = {n: v for n, v in given.items() if n.startswith(HEADS)}
+    return {a: theirs[b] for a, b in pairs} | heads
+
+
+def _kind(name: str) -> str:
+    """`weight`, `bias`, `running_mean`, ...: what a weight is, whatever its layer is called."""
+    return name.rpartition(".")[2]
 
 
 def _without_prefix(given: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from trainables.backbone import Backbone, build_backbone
+from trainables.backbone import Backbone, BNFreeze, build_backbone
 from trainables.data import Dataset, load_dataset
 from trainables.data.augment import Augment
 from trainables.data.cache import Progress
@@ -44,6 +45,14 @@ class Bench:
         """Whether trials hold a backbone of their own."""
         return self.dataset.train.kind == "images" and not self.backbone.get("frozen")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users should know of the data and of the weights before they trust a score."""
+        notes = [*self.dataset.notes, *_lone_notes(self.dataset)]
+        if self.prototype is not None and self.prototype.weight_report is not None:
+            notes.append(f"weights: {self.prototype.weight_report}")
+        return tuple(notes)
+
     def data(self, pooling: str) -> Dataset:
         """What trials train on: images, or features when there is nothing else to train.
 
@@ -56,12 +65,14 @@ class Bench:
             self.dataset, self.prototype, pooling=pooling, cache_dir=self.cache_dir
         )
 
-    def new_backbone(self, *, seed: int, bn_freeze: str) -> Backbone | None:
+    def new_backbone(self, *, seed: int, bn_freeze: BNFreeze) -> Backbone | None:
         """A trial's own backbone: a copy of the pretrained one, or a random one of this seed."""
         if not self.trains_backbone:
             return None
-        if self.prototype is not None and bn_freeze == "none":
-            return copy.deepcopy(self.prototype)
+        if self.prototype is not None:
+            own = copy.deepcopy(self.prototype)
+            own.freeze_batch_norm(bn_freeze)
+            return own
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return _build(self.backbone, self.dataset, self.image_size, bn_freeze)
@@ -99,6 +110,21 @@ def open_bench(
     return Bench(data, dict(backbone), prototype, size, cache_dir)
 
 
+def _lone_notes(data: Dataset) -> list[str]:
+    """Which classes have one image: there is nothing for it to find."""
+    notes = []
+    for part, name in ((data.train, "training"), (data.test, "test")):
+        classes, counts = np.unique(part.labels, return_counts=True)
+        lone = classes[counts == 1]
+        if len(lone):
+            example = data.class_names[int(lone[0])]
+            notes.append(
+                f"{data.name}: {len(lone):,} {name} class(es) have one image ({example!r}, ...), "
+                "which is no query"
+            )
+    return notes
+
+
 def untrained_backbone(bench: Bench) -> Backbone | None:
     """The backbone of the baseline row: as it came, or a random one."""
     if bench.dataset.train.kind == "features":
@@ -108,7 +134,7 @@ def untrained_backbone(bench: Bench) -> Backbone | None:
     return bench.new_backbone(seed=0, bn_freeze="none")
 
 
-def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: Any) -> Backbone:
+def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: BNFreeze) -> Backbone:
     return build_backbone(
         backbone["name"],
         in_channels=int(data.train.items.shape[3]),

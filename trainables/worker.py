@@ -38,6 +38,8 @@ class Worker:
         self._bench: tuple[Any, Bench] | None = None
         self._spec: TrialSpec | None = None
         self._training: Training | None = None
+        self.is_broken = False
+        """Whether no further trial can be trained in this process."""
 
     def start(self, spec: TrialSpec) -> None:
         """Take a trial. Nothing is built yet: building may fail, and that is a result of `step`."""
@@ -58,6 +60,7 @@ class Worker:
         except WorldError as error:
             result |= {"state": "lost", "error": last_line(error)}
         except Exception as error:
+            self.is_broken = _breaks_device(error)
             result |= {
                 "state": "failed",
                 "error": last_line(error),
@@ -65,6 +68,8 @@ class Worker:
             }
         if result["state"] != "running":
             self._training = None  # what a failed trial held must not burden the next
+        if result["state"] == "failed" and torch.cuda.is_available() and not self.is_broken:
+            torch.cuda.empty_cache()
         return result
 
     def _advance(self) -> dict[str, Any]:
@@ -118,6 +123,11 @@ def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
     part = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
     if torch.cuda.is_available() and 0 < part < 1:
         torch.cuda.set_per_process_memory_fraction(part)
+
+
+def _breaks_device(error: BaseException) -> bool:
+    """Whether an error leaves the GPU unusable for this process; running out of memory does not."""
+    return "CUDA error" in str(error) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def last_line(error: BaseException) -> str:

@@ -65,7 +65,7 @@ def analyse(table: TrialTable, models: Mapping[str, LossModel], *, seed: int = 0
                     claim.name,
                     claim.statement,
                     claim.source,
-                    how(claim),
+                    how(claim, loss),
                     found.verdict,
                     found.probability,
                     found.evidence,
@@ -104,9 +104,10 @@ def judge(
     return _knob_claim(model.surrogate, test, model.tolerance)
 
 
-def how(claim: Claim) -> str:
-    """How the claim is tested, in words."""
+def how(claim: Claim, loss: str) -> str:
+    """How the claim of a loss is tested, in words."""
     test = claim.test
+    rival = host_of(loss) if getattr(test, "other", "") == "HOST" else getattr(test, "other", "")
     match test:
         case StableRange():
             low = "the low end" if test.low is None else f"{test.low:g}"
@@ -119,13 +120,13 @@ def how(claim: Claim) -> str:
         case Sensitive():
             return f"{test.knob} costs more than the tolerance somewhere in its range"
         case BetterLoss():
-            return f"tuned score above that of {test.other}"
+            return f"tuned score above that of {rival}"
         case FasterLoss():
-            return f"reaches the final score of {test.other} in fewer epochs"
+            return f"reaches the final score of {rival} in fewer epochs"
         case CostRatio():
-            return f"seconds per epoch at most {test.at_most:g} times those of {test.other}"
+            return f"seconds per epoch at most {test.at_most:g} times those of {rival}"
         case HigherMetric():
-            return f"{test.metric} above that of {test.other}"
+            return f"{test.metric} above that of {rival}"
 
 
 def host_of(loss: str) -> str:

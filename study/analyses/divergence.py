@@ -14,9 +14,9 @@ import pandas as pd
 from sklearn.ensemble import ExtraTreesClassifier
 
 from search_spaces.scale import from_unit
+from study.analyses.encoding import Encoding
 from study.analyses.forest import resample
-from study.analyses.gp import Encoding
-from study.analyses.samples import Array, Samples, searching
+from study.analyses.samples import Array, Samples, positions, searching
 from study.table import KNOB, TrialTable
 
 LEAST = 4
@@ -65,22 +65,29 @@ def risk_of(samples: Samples, *, seed: int = 0) -> Risk | None:
     return Risk(samples, seed=seed)
 
 
-def analyse(samples: Samples, risk: Risk | None, *, cells: int = 8) -> pd.DataFrame:
+def analyse(
+    samples: Samples, risk: Risk | None, fallen: pd.DataFrame, *, cells: int = 8
+) -> pd.DataFrame:
     """Share of diverged trials along every knob, in equal parts of its range.
 
+    Args:
+        fallen: The trials that collapsed (see `collapsed`).
+
     Returns:
-        `knob`, `low`, `high`, `trials`, `diverged`, `rate` and its 90 % interval (Jeffreys), and
-        the model's `chance` at the middle of the part, averaged over the trials' other knobs.
+        `knob`, `low`, `high`, `trials`, `diverged`, `rate` and its 90 % interval (Jeffreys), the
+        model's `chance` at the middle of the part, averaged over the trials' other knobs, and
+        `collapsed`: how many trials there trained to their end and fell below the start.
     """
     from scipy.stats import beta
 
     rows = samples.rows(samples.last)
+    down = positions(fallen, samples.knobs, samples.distributions)
     out = []
     for j, (knob, distribution) in enumerate(
         zip(samples.knobs, samples.distributions, strict=True)
     ):
         edges = np.linspace(0.0, 1.0, cells + 1)
-        place = np.clip(np.digitize(rows.units[:, j], edges[1:-1]), 0, cells - 1)
+        place, lost = (np.digitize(u[:, j], edges[1:-1]) for u in (rows.units, down))
         for c in range(cells):
             inside = place == c
             n, k = int(inside.sum()), int(rows.diverged[inside].sum())
@@ -101,6 +108,7 @@ def analyse(samples: Samples, risk: Risk | None, *, cells: int = 8) -> pd.DataFr
                     low,
                     high,
                     chance,
+                    int((lost == c).sum()),
                 )
             )
     columns = [
@@ -113,6 +121,7 @@ def analyse(samples: Samples, risk: Risk | None, *, cells: int = 8) -> pd.DataFr
         "rate_low",
         "rate_high",
         "chance",
+        "collapsed",
     ]
     return pd.DataFrame(out, columns=columns)
 

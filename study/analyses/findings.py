@@ -21,6 +21,7 @@ from study.analyses import (
     lint,
     pairs,
     response,
+    settle,
     stable,
     stopping,
     sweeps,
@@ -131,7 +132,7 @@ def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
         best_split=split,
         noise_floor=comparison.noise_floor(table),
         cost=comparison.cost(table),
-        claims=claims.analyse(table, models, seed=seed),
+        claims=settle.priced(table, models, claims.analyse(table, models, seed=seed)),
         advice=advice.advise(table, models, n=advised, seed=seed),
         lint=warnings.reset_index(drop=True),
         losses=losses,
@@ -161,6 +162,8 @@ def find_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
     tolerance = tolerance_of(table, loss, model)
     measured = sweeps.analyse(table, loss)
     risk = model.risk if isinstance(model, Surrogate) else None
+    fallen = divergence.collapsed(table, loss)
+    fails = bool(samples.diverged.any()) or len(fallen) > 0
     shares = _shares(model, seed)
     curves, ranges, tuned = _curves(table, model, noise, tolerance.value, seed)
     return LossFindings(
@@ -177,8 +180,8 @@ def find_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
         surfaces=_surfaces(model, curves, shares[2]),
         sweeps=measured,
         sweep_models=_sweep_models(table, model, measured),
-        divergence=divergence.analyse(samples, risk) if samples.diverged.any() else pd.DataFrame(),
-        collapsed=divergence.collapsed(table, loss),
+        divergence=divergence.analyse(samples, risk, fallen) if fails else pd.DataFrame(),
+        collapsed=fallen,
         expected=expected_best.analyse(table, loss),
         stopping=stopping.analyse(table, loss, seed=seed),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.ensemble import ExtraTreesRegressor
 
-from study.analyses.gp import Encoding
+from study.analyses.encoding import Encoding
 from study.analyses.samples import Array, Samples
 
 
@@ -20,16 +20,14 @@ class Forest:
     full_epochs: float
     residual: float
 
-    def mean(self, units: Array, epochs: Array) -> Array:
-        """Predicted score."""
-        return np.asarray(self._votes(units, epochs).mean(axis=0))
+    def predict(self, units: Array, epochs: Array) -> tuple[Array, Array, Array]:
+        """Mean, spread of a new trial's score (trees and residual), and spread of the trees."""
+        votes = self.votes(units, epochs)
+        trees = votes.var(axis=0)
+        return votes.mean(axis=0), np.sqrt(trees + self.residual**2), np.sqrt(trees)
 
-    def predict(self, units: Array, epochs: Array) -> tuple[Array, Array]:
-        """Mean and spread of a new trial's score: disagreement of the trees plus the residual."""
-        votes = self._votes(units, epochs)
-        return votes.mean(0), np.sqrt(votes.var(0) + self.residual**2)
-
-    def _votes(self, units: Array, epochs: Array) -> Array:
+    def votes(self, units: Array, epochs: Array) -> Array:
+        """Trees x rows."""
         # The trees' own predict: the forest's checks cost more than the answer.
         inputs = self.encoding(units, epochs, self.full_epochs).astype(np.float32)
         return np.stack([t.tree_.predict(inputs).ravel() for t in self.model.estimators_])

@@ -61,6 +61,7 @@ def lint_spaces(
                 names = " and ".join(sorted(pair))
                 message = f"{names} act together: {why}. Read their pair, not their single curves."
                 rows.append((loss, "", "coupled knobs", message))
+        rows += [(loss, "", "published out of range", _sentence(why)) for why in space.left_out]
         if not space.published:
             message = "No published point lies in the searched ranges; tuning has no start to beat."
             rows.append((loss, "", "published out of range", message))
@@ -74,6 +75,10 @@ def lint_spaces(
             message = f"{a} and {b} are one function: compare them for the noise, do not rank them."
             rows.append((a, "", "alias", message))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _of(number: int | Mapping[str, int] | None, loss: str) -> int | None:

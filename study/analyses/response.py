@@ -29,20 +29,12 @@ def grid_of(surrogate: Surrogate, knob: str, *, size: int = 21) -> Array:
     return np.linspace(0.0, 1.0, size) if levels is None else levels
 
 
-def background(surrogate: Surrogate, region: Region, *, n: int = 64, seed: int = 0) -> Array:
-    """Settings of the other knobs to average over.
-
-    The good ones have the highest modelled score: of 1,024 settings over the whole space and all
-    that were tried, the best 32, which is where a tuner ends.
-    """
+def background(surrogate: Surrogate, region: Region) -> Array:
+    """Settings of the other knobs to average over."""
+    if region == "good":
+        return surrogate.good
     samples = surrogate.samples
-    d = len(samples.knobs)
-    if region == "whole":
-        return snap(samples.distributions, qmc.Sobol(d, seed=seed).random(n))
-    wide = snap(samples.distributions, qmc.Sobol(d, seed=seed).random(1024))
-    many = np.concatenate([wide, np.unique(samples.units[~samples.diverged], axis=0)])
-    order = np.argsort(-surrogate.mean(many), kind="stable")
-    return np.asarray(many[order[: n // 2]])
+    return snap(samples.distributions, qmc.Sobol(len(samples.knobs), seed=0).random(128))
 
 
 def curve_draws(surrogate: Surrogate, knob: str, grid: Array, others: Array) -> Array:
@@ -79,7 +71,7 @@ def analyse(
     frames = []
     for region in regions:
         others = background(surrogate, region)
-        frames += [_curve(surrogate, region, k, others, tolerance) for k in surrogate.samples.knobs]
+        frames += [curve(surrogate, region, k, others, tolerance) for k in surrogate.samples.knobs]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -91,15 +83,15 @@ def _fine(surrogate: Surrogate, knob: str, others: Array) -> tuple[Array, Array]
     if unit_levels(distribution, most=len(grid)) is not None:
         return grid, draws
     fine = np.linspace(0.0, 1.0, 81)
-    smooth = surrogate.kind != "forest" and surrogate.risk is None
-    if smooth:
+    if not surrogate.jumps:
         return fine, np.asarray(PchipInterpolator(grid, draws, axis=1)(fine))
     return fine, np.stack([np.interp(fine, grid, draw) for draw in draws])
 
 
-def _curve(
+def curve(
     surrogate: Surrogate, region: Region, knob: str, others: Array, tolerance: float
 ) -> pd.DataFrame:
+    """One knob's rows of `analyse`."""
     grid, draws = _fine(surrogate, knob, others)
     known = supported(surrogate.samples, knob, grid)
     if known.any() and np.isfinite(tolerance):

@@ -64,6 +64,25 @@ def settle(
     return frame.loc[~frame[same].astype(str).duplicated()].reset_index(drop=True)
 
 
+def priced(
+    table: TrialTable,
+    models: Mapping[str, LossModel],
+    judged: pd.DataFrame,
+    *,
+    most_seeds: int = 10,
+) -> pd.DataFrame:
+    """The frame of `claims.analyse` with the number of trials behind what would settle a claim."""
+    words = []
+    for row in judged.to_dict("records"):
+        text, loss = str(row["settle"]), str(row["loss"])
+        if text:
+            named = {c.name: c for c in table.spaces[loss].claims}
+            count = len(_points(table, models, loss, named[str(row["claim"])], most_seeds))
+            text += f" {count} trials." if count else ""
+        words.append(text)
+    return judged.assign(settle=words)
+
+
 def _points(
     table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: Claim, most: int
 ) -> list[dict[str, Any]]:

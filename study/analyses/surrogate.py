@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import qmc
 
-from study.analyses import forest, gp
+from search_spaces.scale import from_unit
+from search_spaces.space import Value
+from study.analyses import cliff, forest, gp
 from study.analyses.divergence import Risk, risk_of
+from study.analyses.evidence import Fitted, plausible
 from study.analyses.noise import SeedNoise
+from study.analyses.quality import Kind, Quality, of_forest, of_process
 from study.analyses.samples import Array, Samples, snap
 from study.analyses.warp import Standard, ceiling_of
 
-Kind = Literal["gp", "log_gp", "forest"]
 NAMES: dict[Kind, str] = {
     "gp": "Gaussian process",
     "log_gp": "Gaussian process of the log shortfall",
@@ -28,25 +30,6 @@ MIN_R2 = 0.5
 
 KEPT = 0.85
 """Share of the points each subset of the bootstrap keeps."""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well a model predicts points it has not seen (5 folds over points, Sobol points asked).
-
-    Args:
-        r2: Share of the held-out variance explained beyond what the epoch alone explains.
-        coverage: Share of held-out scores inside the model's 90 % interval.
-        log_density: Mean log density of the held-out scores; the better model has more.
-        stretch: Held-out errors in units of the model's own (1 when it is neither too sure nor too
-            careful); draws are spread by it where it exceeds 1.
-    """
-
-    kind: Kind
-    r2: float
-    coverage: float
-    log_density: float
-    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,17 +65,15 @@ class Surrogate:
             values = np.concatenate([path(units) for path in self._paths])
         else:
             epochs = np.full(len(units), self.samples.full_epochs)
-            values = np.stack([trees.mean(units, epochs) for trees in self._forests])
-        stretch = min(max(self.best.stretch, 1.0), 2.0)
-        if stretch > 1.0:
-            middle = values.mean(axis=0)
-            values = middle + stretch * (values - middle)
+            values = np.concatenate([trees.votes(units, epochs) for trees in self._forests])
         if self.kind == "log_gp":
             # The inverse of a logarithm runs away where there are no trials.
             seen = self.samples.scores
             values = np.maximum(values, float(seen.min()) - 0.25 * float(np.ptp(seen)))
+        middle = values.mean(axis=0)
+        values = middle + self.best.factor(middle) * (values - middle)
         if self.risk is None:
-            return values
+            return np.asarray(values)
         chance = self.risk(units)
         chance = chance[np.arange(len(values)) % len(chance)]
         worst = float(self.samples.scores.min())
@@ -101,6 +82,28 @@ class Surrogate:
     def mean(self, units: Array) -> Array:
         """The average draw."""
         return np.asarray(self.draws(units).mean(axis=0))
+
+    @property
+    def jumps(self) -> bool:
+        """Whether draws have steps, which must not be smoothed over."""
+        return not self._paths or self.jump is not None or self.risk is not None
+
+    @property
+    def jump(self) -> tuple[str, Value, Value] | None:
+        """The knob along which the score jumps, and between which values; None without a cliff."""
+        found = [p.posterior.fitted.cliff for p in self._paths]
+        places = [c.place for c in found if c is not None]
+        if not places or found[0] is None:
+            return None
+        knob = found[0].knob
+        distribution = self.samples.distributions[knob]
+        low, high = (from_unit(distribution, u) for u in (min(places), max(places)))
+        return self.samples.knobs[knob], low, high
+
+    @cached_property
+    def good(self) -> Array:
+        """Settings of highest modelled score; worked out once, since most analyses look there."""
+        return good_settings(self.samples, self.mean)
 
     @property
     def best(self) -> Quality:
@@ -113,6 +116,15 @@ class Refusal:
     """Why a question is not answered, in one sentence."""
 
     reason: str
+
+
+def good_settings(samples: Samples, mean: Callable[[Array], Array]) -> Array:
+    """Where a tuner ends: of 1,024 settings over the whole space and all tried ones the best 32."""
+    wide = qmc.Sobol(len(samples.knobs), seed=0).random(1024)
+    tried = np.unique(samples.units[~samples.diverged], axis=0)
+    many = np.concatenate([snap(samples.distributions, wide), tried])
+    order = np.argsort(-mean(many), kind="stable")
+    return np.asarray(many[order[:32]])
 
 
 def least_trials(knobs: int) -> int:
@@ -131,7 +143,7 @@ def fit(
     """Fit both models, keep the better by cross-validation (or `kind`).
 
     The Gaussian process is fitted to `n_bootstrap` random subsets of the points and draws functions
-    from each; the forest draws one function per bootstrap of the points.
+    from each; of the forest, trees grown on bootstraps of the points are the functions.
     """
     everything, samples = samples, samples.rows(~samples.diverged)
     knobs = len(samples.knobs)
@@ -151,9 +163,11 @@ def fit(
     scales: dict[Kind, Standard] = {"gp": Standard.of(samples.scores)}
     if ceiling is not None:
         scales["log_gp"] = Standard.of(samples.scores, ceiling=ceiling)
-    fits = {k: gp.learn(samples, s, seed=seed) for k, s in scales.items()}
-    quality = [_validate_gp(samples, k, scales[k], fits[k], seed) for k in scales]
-    quality.append(_validate_forest(samples, seed))
+    fits: dict[Kind, Fitted] = {}
+    for k, standard in scales.items():
+        fits[k] = gp.learn(samples, standard, seed=seed, like=fits.get("gp"))
+    quality = [of_process(samples, k, scales[k], fits[k], seed) for k in scales]
+    quality.append(of_forest(samples, seed))
     quality.sort(key=lambda q: (q.kind != kind if kind else False, -q.log_density))
     risk = risk_of(everything, seed=seed)
     chosen = quality[0].kind
@@ -164,8 +178,8 @@ def fit(
         return Surrogate(everything, chosen, tuple(quality), noise, risk, _paths=paths)
     rng = np.random.default_rng(seed)
     forests = tuple(
-        forest.grow(forest.resample(samples, rng), seed=seed + 1 + b, trees=16)
-        for b in range(max(n_draws // 2, 32))
+        forest.grow(forest.resample(samples, rng), seed=seed + 1 + b, trees=max(n_draws // 32, 1))
+        for b in range(32)
     )
     return Surrogate(everything, "forest", tuple(quality), noise, risk, _forests=forests)
 
@@ -184,7 +198,7 @@ def refuse_response(surrogate: Surrogate, noise: SeedNoise) -> Refusal | None:
     """Curves may be read when the model is good, or when only seed noise is left to explain."""
     if surrogate.best.r2 >= MIN_R2:
         return None
-    if noise.measured and surrogate.noise <= 1.5 * noise.high:
+    if noise.measured and surrogate.best.error <= 1.5 * noise.high:
         return None
     return Refusal(
         f"The model explains {max(surrogate.best.r2, 0.0):.0%} of what unseen settings score, and "
@@ -195,87 +209,24 @@ def refuse_response(surrogate: Surrogate, noise: SeedNoise) -> Refusal | None:
 def _gp_paths(
     samples: Samples,
     standard: Standard,
-    fitted: gp.Fitted,
+    fitted: Fitted,
     seed: int,
     n_bootstrap: int,
     n_draws: int,
 ) -> tuple[gp.Paths, ...]:
     rng = np.random.default_rng(seed)
-    share = max(n_draws // max(n_bootstrap, 1), 1)
     points = np.unique(samples.point)
+    places = 1 if fitted.cliff is None else 2
+    share = max(n_draws // max(n_bootstrap * places, 1), 1)
     paths = []
-    for b in range(n_bootstrap):
+    likely = plausible(samples, standard, fitted, count=n_bootstrap, seed=seed)
+    for b, learned in enumerate(likely):
         # Without replacement: repeats of a row would pass for repeated trials.
         drawn = rng.choice(points, size=max(round(KEPT * len(points)), 3), replace=False)
         subset = samples.rows(np.isin(samples.point, drawn))
-        learned = gp.learn(subset, standard, seed=seed + b, start=fitted.theta, most=150, steps=10)
-        posterior = gp.Posterior(subset, learned, standard)
-        paths.append(posterior.paths(share, seed=seed + 1000 + b))
+        for k, located in enumerate(
+            cliff.locate(subset, standard, learned, count=places, seed=seed + b)
+        ):
+            posterior = gp.Posterior(subset, located, standard)
+            paths.append(posterior.paths(share, seed=seed + 1000 + places * b + k))
     return tuple(paths)
-
-
-def _folds(samples: Samples, seed: int, folds: int = 5) -> Iterator[tuple[Samples, Samples]]:
-    """Training rows and held-out last rows; the trials of a point stay together.
-
-    Held-out rows are Sobol points where there are enough: shares and curves speak of the whole
-    space, and a search that crowds around its best would vouch for that corner alone.
-    """
-    points = np.random.default_rng(seed).permutation(np.unique(samples.point))
-    fold_of = np.zeros(int(points.max()) + 1, dtype=np.int64)
-    fold_of[points] = np.arange(len(points)) % folds
-    fold = fold_of[samples.point]
-    asked = samples.last & samples.blind
-    if len(np.unique(samples.point[asked])) < 12:
-        asked = samples.last
-    for k in range(folds):
-        train, test = samples.rows(fold != k), samples.rows((fold == k) & asked)
-        if len(test) and len(train) >= 4:
-            yield train, test
-
-
-def _validate_gp(
-    samples: Samples, kind: Kind, standard: Standard, fitted: gp.Fitted, seed: int
-) -> Quality:
-    parts = []
-    for train, test in _folds(samples, seed):
-        # Start away from the fit on all rows, or the held-out rows would have a say.
-        start = np.round(fitted.theta)
-        learned = gp.learn(train, standard, seed=seed, start=start, most=130, steps=12)
-        m, s = gp.Posterior(train, learned, standard).predict(test.units, test.epochs)
-        density = norm.logpdf(standard.latent(test.scores), m, s)
-        density += np.log(standard.slope(test.scores))
-        error = np.abs(standard.latent(test.scores) - m) / s
-        mean = standard.moments(m, s)[0]
-        parts.append((test.scores, mean, _by_epoch(train, test.epochs), density, error))
-    return _quality(kind, parts)
-
-
-def _validate_forest(samples: Samples, seed: int) -> Quality:
-    parts = []
-    for train, test in _folds(samples, seed):
-        m, s = forest.grow(train, seed=seed, trees=60).predict(test.units, test.epochs)
-        s = np.maximum(s, 1e-9)
-        error = np.abs(test.scores - m) / s
-        density = norm.logpdf(test.scores, m, s)
-        parts.append((test.scores, m, _by_epoch(train, test.epochs), density, error))
-    return _quality("forest", parts)
-
-
-def _quality(kind: Kind, parts: Sequence[tuple[NDArray[Any], ...]]) -> Quality:
-    y, mean, base, density, error = (np.concatenate(column) for column in zip(*parts, strict=True))
-    left = float(((y - mean) ** 2).sum())
-    r2 = 1.0 - left / max(float(((y - base) ** 2).sum()), 1e-300)
-    edge = float(norm.ppf(0.95))
-    stretch = float(np.quantile(error, 0.9)) / edge
-    return Quality(kind, r2, float((error <= edge).mean()), float(density.mean()), stretch)
-
-
-def _by_epoch(train: Samples, epochs: Array) -> Array:
-    """What the epoch alone predicts: a line in log(epoch) through the last (blind) rows."""
-    blind = train.last & train.blind
-    rows = train.rows(blind if blind.sum() >= 8 else train.last)
-    x = np.log(rows.epochs)
-    if float(np.ptp(x)) < 1e-9:
-        return np.full(len(epochs), float(rows.scores.mean()))
-    slope, level = np.polyfit(x, rows.scores, 1)
-    return np.asarray(level + slope * np.log(epochs))

@@ -17,14 +17,19 @@ from study.commands.options import json_option, print_json, set_option
 @json_option
 def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_json: bool) -> None:
     """Everything `study run` would check, and nothing is written but the data cache."""
+    from contextlib import nullcontext
+
     from study.checks import describe_data, open_data
     from study.cost import estimate
+    from study.display import open_display
     from study.home import cache_dir
     from study.plan import build_plan
     from study.read_file import read_study_file
 
     plan = build_plan(read_study_file(file, overrides))
-    bench = open_data(plan, cache_dir=cache_dir())
+    with open_display(plan.name) if not as_json else nullcontext() as display:
+        progress = display.building if display else None
+        bench = open_data(plan, cache_dir=cache_dir(), progress=progress)
     content = {
         "study": plan.name,
         "data": describe_data(plan, bench),

@@ -9,6 +9,18 @@ import click
 from study.commands.options import root_option
 
 
+def _columns(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the columns of a CSV of trials, and end."""
+    if not asked:
+        return
+    from study.importing import CSV_COLUMNS
+
+    width = max(map(len, CSV_COLUMNS))
+    for name, meaning in CSV_COLUMNS.items():
+        click.echo(f"{name:<{width}}  {meaning}")
+    context.exit()
+
+
 @click.command(
     name="import",
     help="Make a study of trials run elsewhere: a CSV file, an Optuna storage or a Tune folder. "
@@ -16,6 +28,14 @@ from study.commands.options import root_option
 )
 @click.argument("name")
 @click.option("--csv", "csv", type=click.Path(path_type=Path), help="Table of trials.")
+@click.option(
+    "--columns",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_columns,
+    help="Print the columns of such a table, and end.",
+)
 @click.option("--space", type=click.Path(path_type=Path), help="YAML: what was searched.")
 @click.option("--optuna", "optuna_", nargs=2, metavar="URL STUDY", help="Optuna storage and study.")
 @click.option("--tune", type=click.Path(path_type=Path), help="Folder of a Ray Tune run.")

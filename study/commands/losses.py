@@ -9,7 +9,7 @@ import click
 from study.commands.options import json_option, print_json
 
 if TYPE_CHECKING:
-    from search_spaces.space import Space
+    from search_spaces.space import Knob, Space
 
 
 @click.command(help="List the losses with their knobs, ranges, published points and papers.")
@@ -24,32 +24,30 @@ def command(name: str | None, as_json: bool) -> None:
         spaces = [get_space(name)] if name else [get_space(loss) for loss in SPACES]
     except ValueError as error:
         raise StudyError(str(error)) from None
+    content = [_describe(space) for space in spaces]
+    if name:
+        content[0]["optional"] = _optional(spaces[0])
     if as_json:
-        content = [_describe(space) for space in spaces]
         print_json(content[0] if name else content)
         return
-    for space in spaces:
-        _print(space, full=bool(name))
+    for description in content:
+        _print(description, full=bool(name))
     if not name:
         click.echo("\nHOST+synthesis adds Proxy Synthesis to any loss with proxies.")
-        click.echo("`study losses NAME` says why each range was chosen and what the paper claims.")
+        click.echo("pml:CLASS is any loss of pytorch-metric-learning, with your ranges.")
+        click.echo(
+            "`study losses NAME` says why each range was chosen, what the paper claims, and which "
+            "further knobs a study may search."
+        )
 
 
 def _describe(space: Space) -> dict[str, Any]:
-    from search_spaces.space import describe
-
     return {
         "loss": space.loss,
         "paper": space.paper,
         "version": space.version,
         "knobs": {
-            name: {
-                "symbol": knob.symbol,
-                "role": space.role(name),
-                "range": describe(knob.distribution),
-                "unit": knob.unit,
-                "reason": knob.reason,
-            }
+            name: {"role": space.role(name), **_describe_knob(knob)}
             for name, knob in space.searched.items()
         },
         "fixed": dict(space.fixed),
@@ -60,8 +58,31 @@ def _describe(space: Space) -> dict[str, Any]:
     }
 
 
-def _print(space: Space, *, full: bool) -> None:
-    content = _describe(space)
+def _describe_knob(knob: Knob) -> dict[str, Any]:
+    from search_spaces.space import describe
+
+    return {
+        "symbol": knob.symbol,
+        "range": describe(knob.distribution),
+        "unit": knob.unit,
+        "reason": knob.reason,
+    }
+
+
+def _optional(space: Space) -> dict[str, Any]:
+    """Knobs of the loss that stay at their defaults unless a study searches them."""
+    from search_spaces import extra_knob
+    from trainables.losses import loss_knobs
+
+    found = {}
+    for name, info in loss_knobs(space.loss).items():
+        knob = None if name in space.searched else extra_knob(space.loss, name)
+        if knob is not None:
+            found[name] = {"default": info.default, **_describe_knob(knob)}
+    return found
+
+
+def _print(content: dict[str, Any], *, full: bool) -> None:
     click.echo(f"\n{content['loss']}  ({content['paper']})")
     for name, knob in content["knobs"].items():
         at = ", ".join(_show(p["values"][name]) for p in content["published"])
@@ -70,6 +91,10 @@ def _print(space: Space, *, full: bool) -> None:
         if full:
             click.echo(f"      {knob['reason']}")
     if full:
+        for name, knob in content["optional"].items():
+            default = f"optional, default {_show(knob['default'])}"
+            click.echo(f"  {knob['symbol']:<11} {name:<18} {knob['range']:<24} {default}")
+            click.echo(f"      {knob['reason']}")
         for point in content["published"]:
             click.echo(
                 f"  published: {point['source']}" + (f" ({point['note']})" if point["note"] else "")

@@ -31,7 +31,7 @@ CSV_COLUMNS: Mapping[str, str] = {
     "metric.NAME": "any other metric",
     "NAME or knob.NAME": "one column per knob of the space file (needed)",
 }
-"""Columns of a CSV of trials; `study import --help` prints them."""
+"""Columns of a CSV of trials; `study import --columns` prints them."""
 
 
 def read_csv_trials(csv: Path, space_yaml: Path, *, study: str | None = None) -> TrialTable:

@@ -57,10 +57,17 @@ def write_findings(
     numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
     charts = [b.chart for s in told for b in s.blocks if b.chart]
     drawn = [p for c in charts for p in draw_matplotlib.save(c, out / "figures", formats)]
+    known = tables.symbols(table.spaces.values())
     saved = [
         p
-        for key, frame, caption in frames(findings)
-        for p in tables.save(frame, out / "tables", key, caption=caption)
+        for key, frame, caption, loss in frames(findings)
+        for p in tables.save(
+            frame,
+            out / "tables",
+            key,
+            caption=caption,
+            symbols=tables.symbols([table.spaces[loss]]) if loss else known,
+        )
     ]
     return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
 
@@ -69,12 +76,13 @@ def facts(table: TrialTable) -> list[tuple[str, str]]:
     """The protocol, as the page's header prints it."""
     names = ("dataset", "backbone", "objective", "epochs", "folds")
     known = [(n, str(table.protocol[n])) for n in names if table.protocol.get(n) is not None]
-    return [(n, metric_label(v) if n == "objective" else v) for n, v in known]
+    told = [(n, metric_label(v) if n == "objective" else v) for n, v in known]
+    return [*told, *(("note", str(note)) for note in table.protocol.get("notes") or ())]
 
 
-def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str]]:
-    """Every table of the report: key, frame, caption."""
-    out = [
+def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str, str]]:
+    """Every table of the report: key, frame, caption, and the loss it is about (if one)."""
+    study = [
         ("trials", findings.table.trials, "All trials"),
         ("leaderboard", findings.leaderboard, "Best validation score per loss"),
         ("history", findings.history, "Best score so far against epochs spent"),
@@ -88,6 +96,7 @@ def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str]]:
         ("next-trials", findings.advice, "Trials that would narrow the answer most"),
         ("lint", findings.lint, "Warnings"),
     ]
+    out = [(*row, "") for row in study]
     for loss, found in findings.losses.items():
         many: list[tuple[str, object, str]] = [
             ("importance", found.importance, "Sobol shares with 90 % bands"),
@@ -114,8 +123,8 @@ def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str]]:
             for s in found.surfaces
         ]
         out += [
-            (f"{name}-{loss}", frame, f"{caption}: {loss}")
+            (f"{name}-{loss}", frame, f"{caption}: {loss}", loss)
             for name, frame, caption in many
             if isinstance(frame, pd.DataFrame)
         ]
-    return [(k, f, c) for k, f, c in out if len(f.columns) and len(f)]
+    return [row for row in out if len(row[1].columns) and len(row[1])]

@@ -58,10 +58,13 @@ def compare_reports(
     numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
     charts = [b.chart for s in told for b in s.blocks if b.chart]
     drawn = [p for c in charts for p in draw_matplotlib.save(c, out / "figures", formats)]
+    known = tables.symbols(space for table in studies for space in table.spaces.values())
     saved = [
         p
         for key, frame in frames.items()
-        for p in tables.save(frame, out / "tables", key, caption=f"Studies compared: {key}")
+        for p in tables.save(
+            frame, out / "tables", key, caption=f"Studies compared: {key}", symbols=known
+        )
     ]
     return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
 

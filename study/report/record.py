@@ -42,9 +42,9 @@ def record(findings: Findings, said: Answer) -> dict[str, Any]:
     }
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of report.json."""
-    text = files("study.report").joinpath("report.schema.json").read_text("utf-8")
+def schema(name: str = "report") -> dict[str, Any]:
+    """The JSON schema of a `report`'s or a `comparison`'s report.json."""
+    text = files("study.report").joinpath(f"{name}.schema.json").read_text("utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
@@ -94,12 +94,18 @@ def _loss(found: LossFindings, findings: Findings) -> dict[str, Any]:
         else {
             "kind": model.kind,
             "noise": plain(model.noise),
+            "jump": None
+            if model.jump is None
+            else dict(zip(("knob", "low", "high"), map(plain, model.jump), strict=True)),
             "quality": [
                 {
                     "kind": q.kind,
                     "r2": plain(q.r2),
                     "coverage": plain(q.coverage),
                     "log_density": plain(q.log_density),
+                    "stretch": plain(q.stretch),
+                    "error": plain(q.error),
+                    "spread": plain(q.spread),
                 }
                 for q in model.quality
             ],
@@ -110,6 +116,10 @@ def _loss(found: LossFindings, findings: Findings) -> dict[str, Any]:
         "curves": rows(found.curves),
         "stable": rows(found.stable),
         "sweeps": rows(found.sweeps),
+        "sweep_models": [
+            {"swept": swept, "anchor": anchor, "curve": rows(curve)}
+            for (swept, anchor), curve in found.sweep_models.items()
+        ],
         "divergence": rows(found.divergence),
         "collapsed": rows(found.collapsed),
         "expected_best": rows(found.expected),

@@ -95,6 +95,7 @@ def _claims(findings: Findings) -> Section:
             "claim": frame["statement"],
             "verdict": frame["verdict"],
             "evidence": frame["evidence"],
+            "tested by": frame["test"],
             "source": frame["source"],
             "would settle it": frame["settle"].replace("", "–"),
         }
@@ -108,7 +109,7 @@ def _claims(findings: Findings) -> Section:
 
 def _loss(findings: Findings, loss: str) -> Section:
     found, space = findings.losses[loss], findings.table.spaces[loss]
-    blocks: list[Block] = [Block(text=_model_line(found))]
+    blocks: list[Block] = [Block(text=_model_line(found, space))]
     if not isinstance(found.stable, Refusal):
         caption = (
             f"Stable ranges: within {score(found.tolerance.value, 4)} of the best "
@@ -131,17 +132,24 @@ def _loss(findings: Findings, loss: str) -> Section:
     return Section(f"loss-{loss}", loss, blocks, f"{space.paper}.")
 
 
-def _model_line(found: LossFindings) -> str:
+def _model_line(found: LossFindings, space: Space) -> str:
     model = found.surrogate
     if isinstance(model, Refusal):
         return f"No model of this loss: {model.reason}"
     first, *others = model.quality
     rest = ", ".join(f"{NAMES[q.kind]} {percent(q.r2)}" for q in others)
-    return (
+    words = (
         f"Model: {NAMES[first.kind]}, chosen by cross-validation over settings; explains "
         f"{percent(first.r2)} of what unseen settings score ({rest}); its 90 % intervals hold "
-        f"{percent(first.coverage)} of them."
+        f"{percent(first.coverage)} of them"
     )
+    widest = max((factor for _, factor in first.spread), default=1.0)
+    if widest >= 1.05:
+        words += f", so bands are widened up to {widest:.1f} times"
+    if model.jump is not None:
+        knob, low, high = model.jump
+        words += f". The score jumps at {knob_label(space, knob)} {number(low)}–{number(high)}"
+    return words + "."
 
 
 def _ranges(found: LossFindings, space: Space) -> pd.DataFrame:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from search_spaces.space import Space
+from study.table import KNOB
 
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -60,12 +65,39 @@ def escape_tex(text: str) -> str:
     return "".join(out)
 
 
-def to_latex(frame: pd.DataFrame, *, caption: str, label: str) -> str:
-    """A booktabs table; numbers are set right, words left."""
+def symbols(spaces: Iterable[Space]) -> dict[str, str]:
+    """Knobs as their papers write them, ready for LaTeX: `$\\alpha$`.
+
+    A symbol that stands for two knobs, or differs between the spaces, is followed by the name.
+    """
+    known: dict[str, set[str]] = {}
+    for space in spaces:
+        for name, knob in space.searched.items():
+            known.setdefault(name, set()).add(knob.latex)
+    written = {n: next(iter(k)) for n, k in known.items() if len(k) == 1 and k != {""}}
+    shared = Counter(written.values())
+    return {
+        name: f"${tex}$" if shared[tex] == 1 else f"${tex}$ ({escape_tex(name)})"
+        for name, tex in written.items()
+    }
+
+
+def to_latex(
+    frame: pd.DataFrame, *, caption: str, label: str, symbols: Mapping[str, str] | None = None
+) -> str:
+    """A booktabs table; numbers are set right, words left, knobs as `symbols` writes them."""
+    known = symbols or {}
     kinds = ["r" if pd.api.types.is_numeric_dtype(frame[c]) else "l" for c in frame.columns]
-    head = " & ".join(escape_tex(str(c)) for c in frame.columns)
+    names = [str(c) for c in frame.columns]
+    head = " & ".join(known.get(n.removeprefix(KNOB), escape_tex(n)) for n in names)
+    # Without a knob beside it, `other` is another loss.
+    knobs = {"knob", "swept"} | ({"other"} if "knob" in names else set())
     body = [
-        " & ".join(escape_tex(_cell(v)) for v in row) + r" \\"
+        " & ".join(
+            known.get(str(v), escape_tex(_cell(v))) if n in knobs else escape_tex(_cell(v))
+            for n, v in zip(names, row, strict=True)
+        )
+        + r" \\"
         for row in frame.itertuples(index=False, name=None)
     ]
     lines = [
@@ -94,11 +126,18 @@ def safe_name(key: str) -> str:
     return f"{plain[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
-def save(frame: pd.DataFrame, folder: Path, key: str, *, caption: str) -> list[Path]:
+def save(
+    frame: pd.DataFrame,
+    folder: Path,
+    key: str,
+    *,
+    caption: str,
+    symbols: Mapping[str, str] | None = None,
+) -> list[Path]:
     """Write `key.csv` and `key.tex`."""
     csv, tex = folder / f"{safe_name(key)}.csv", folder / f"{safe_name(key)}.tex"
     csv.write_text(frame.to_csv(index=False, lineterminator="\n", float_format="%.8g"), "utf-8")
-    tex.write_text(to_latex(frame, caption=caption, label=key), "utf-8")
+    tex.write_text(to_latex(frame, caption=caption, label=key, symbols=symbols), "utf-8")
     return [csv, tex]
 
 

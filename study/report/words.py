@@ -17,6 +17,7 @@ _PRETTY = {
     "map_at_r": "MAP@R",
     "r_precision": "R-Precision",
     "loss": "training loss",
+    "nmi": "NMI",
 }
 
 

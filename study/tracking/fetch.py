@@ -8,24 +8,26 @@ Both give the same numbers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.utils.rest_utils import http_request
+from mlflow.utils.rest_utils import http_request, verify_rest_response
 from numpy.typing import NDArray
 
 from study.environment import environment
 from study.tracking.address import is_database
-from study.tracking.records import INFINITY, KIND
+from study.tracking.records import INFINITY
 
 PAGE = 1000
 BULK_RUNS = 100
 BULK_VALUES = 20_000
+BULK_LIMIT = 25_000  # values of one answer, from which on the server leaves some out
 BULK_REQUEST = "/ajax-api/2.0/mlflow/metrics/get-history-bulk"
+SEARCH_REQUEST = "/api/2.0/mlflow/runs/search"
 REQUESTS_AT_ONCE = 4
 
 Row = tuple[str, str, int, float, int]
@@ -34,18 +36,33 @@ Row = tuple[str, str, int, float, int]
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run, with what the trial table needs of it."""
+    """One run, with what the trial table needs of it.
+
+    Args:
+        run_id: MLflow's key.
+        started: Seconds since the epoch, UTC.
+        status: RUNNING, FINISHED, KILLED or FAILED.
+        tags: Those asked for.
+        params: Those asked for.
+        latest: Value and step of each metric after its last step.
+    """
 
     run_id: str
     started: float
+    status: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
-    steps: Mapping[str, int] = field(default_factory=dict)
+    latest: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of any metric; -1 before the first."""
+        return max((step for _, step in self.latest.values()), default=-1)
 
 
 @dataclass(frozen=True)
 class History:
-    """All metric values of many runs, as parallel arrays in order of logging time.
+    """All values of a few metrics of many runs, as parallel arrays in order of logging time.
 
     Args:
         run: Places in the list of runs that were asked for.
@@ -96,97 +113,163 @@ def reader_settings() -> Iterator[None]:
         yield
 
 
-def fetch_runs(client: MlflowClient, experiment_id: str, kind: str) -> list[RunRow]:
-    """All live runs of one kind (`trial`, `study`, ...)."""
+def fetch_runs(
+    client: MlflowClient,
+    experiment_id: str,
+    wanted: Mapping[str, str],
+    *,
+    tags: Collection[str] | None = None,
+    params: Collection[str] | None = None,
+) -> list[RunRow]:
+    """The live runs that have all these tags.
+
+    Args:
+        client: Of the store.
+        experiment_id: The study's experiment.
+        wanted: Values of tags; `{"dml.kind": "trial"}`.
+        tags: Tags to bring; None for all.
+        params: Settings to bring; None for all.
+    """
     if is_database(client.tracking_uri):
-        return _runs_by_sql(client.tracking_uri, experiment_id, kind)
-    rows: list[RunRow] = []
-    token: str | None = None
-    while True:
-        page = client.search_runs(
-            [experiment_id],
-            filter_string=f"tags.`{KIND}` = '{kind}'",
-            max_results=PAGE,
-            page_token=token,
-        )
-        rows += [
-            RunRow(
-                run.info.run_id,
-                run.info.start_time / 1000,
-                run.data.tags,
-                run.data.params,
-                {metric.key: metric.step for metric in run.data._metric_objs},
-            )
-            for run in page
-        ]
-        token = page.token
-        if not token:
-            return rows
+        return _runs_by_sql(client.tracking_uri, experiment_id, wanted, tags, params)
+    return list(_runs_by_pages(client, experiment_id, wanted))
 
 
-def fetch_history(client: MlflowClient, experiment_id: str, runs: Sequence[RunRow]) -> History:
-    """Every value of every metric of these runs."""
+def fetch_history(
+    client: MlflowClient, experiment_id: str, runs: Sequence[RunRow], keys: Collection[str]
+) -> History:
+    """Every value of these metrics of these runs."""
     if is_database(client.tracking_uri):
-        return History.of(_history_by_sql(client.tracking_uri, experiment_id), runs)
-    tasks = list(_bulk_tasks(runs))
+        return History.of(_history_by_sql(client.tracking_uri, experiment_id, keys), runs)
+    tasks = list(_bulk_tasks(runs, keys))
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         parts = pool.map(lambda task: _bulk(client, *task), tasks)
         return History.of((row for part in parts for row in part), runs)
 
 
-def _runs_by_sql(uri: str, experiment_id: str, kind: str) -> list[RunRow]:
-    live = (
-        "FROM runs r JOIN tags k ON k.run_uuid = r.run_uuid AND k.key = :tag AND k.value = :kind "
+def _runs_by_pages(
+    client: MlflowClient, experiment_id: str, wanted: Mapping[str, str]
+) -> Iterator[RunRow]:
+    """Page by page, as plain JSON: MLflow's objects would take longer to make than to fetch."""
+    credentials = client._tracking_client.store.get_host_creds()
+    question: dict[str, Any] = {
+        "experiment_ids": [experiment_id],
+        "filter": " AND ".join(f"tags.`{key}` = '{value}'" for key, value in wanted.items()),
+        "max_results": PAGE,
+    }
+    while True:
+        answer = http_request(credentials, SEARCH_REQUEST, "POST", json=question)
+        page = verify_rest_response(answer, SEARCH_REQUEST).json()
+        for run in page.get("runs", ()):
+            yield _run_of(run["info"], run.get("data", {}))
+        token = page.get("next_page_token")
+        if not token:
+            return
+        question["page_token"] = token
+
+
+def _run_of(info: Mapping[str, Any], data: Mapping[str, Any]) -> RunRow:
+    return RunRow(
+        info["run_id"],
+        int(info["start_time"]) / 1000,
+        info.get("status", "RUNNING"),
+        {tag["key"]: tag.get("value", "") for tag in data.get("tags", ())},
+        {param["key"]: param.get("value", "") for param in data.get("params", ())},
+        {
+            # JSON leaves out what is zero.
+            metric["key"]: (_finite(float(metric.get("value", 0))), int(metric.get("step", 0)))
+            for metric in data.get("metrics", ())
+        },
+    )
+
+
+def _finite(value: float) -> float:
+    """The number that was logged, of the number a database keeps."""
+    if abs(value) < INFINITY:
+        return value
+    return float(np.copysign(np.inf, value)) if value == value else value
+
+
+def _runs_by_sql(
+    uri: str,
+    experiment_id: str,
+    wanted: Mapping[str, str],
+    tags: Collection[str] | None,
+    params: Collection[str] | None,
+) -> list[RunRow]:
+    joins = " ".join(
+        f"JOIN tags w{i} ON w{i}.run_uuid = r.run_uuid AND w{i}.key = :k{i} AND w{i}.value = :v{i}"
+        for i in range(len(wanted))
     )
     where = "WHERE r.experiment_id = :experiment AND r.lifecycle_stage = 'active'"
-    names = {"tag": KIND, "kind": kind, "experiment": int(experiment_id)}
-    queries = (
-        f"SELECT r.run_uuid, r.start_time {live}{where}",
-        f"SELECT t.run_uuid, t.key, t.value {live}JOIN tags t ON t.run_uuid = r.run_uuid {where}",
-        f"SELECT p.run_uuid, p.key, p.value {live}JOIN params p ON p.run_uuid = r.run_uuid {where}",
-    )
-    runs, tags, params = (_query(uri, query, names) for query in queries)
-    tags_of: dict[str, dict[str, str]] = {run: {} for run, _ in runs}
-    params_of: dict[str, dict[str, str]] = {run: {} for run, _ in runs}
-    for target, rows in ((tags_of, tags), (params_of, params)):
-        for run, key, value in rows:
-            if run in target:  # a run made between two of the queries is for the next reading
-                target[run][key] = value
-    return [RunRow(run, start / 1000, tags_of[run], params_of[run]) for run, start in runs]
+    names: dict[str, Any] = {"experiment": int(experiment_id)}
+    for i, (key, value) in enumerate(wanted.items()):
+        names |= {f"k{i}": key, f"v{i}": value}
+
+    def ask(table: str, columns: str, keys: Collection[str] | None) -> Sequence[Any]:
+        chosen = "" if keys is None else " AND t.key IN :keys"
+        query = f"SELECT t.run_uuid, {columns} FROM runs r {joins} JOIN {table} t ON t.run_uuid"
+        more = {} if keys is None else {"keys": list(keys)}
+        return _query(uri, f"{query} = r.run_uuid {where}{chosen}", {**names, **more})
+
+    columns = "r.run_uuid, r.start_time, r.status"
+    runs = _query(uri, f"SELECT {columns} FROM runs r {joins} {where}", names)
+    tags_of: dict[str, dict[str, str]] = {run: {} for run, _, _ in runs}
+    params_of: dict[str, dict[str, str]] = {run: {} for run, _, _ in runs}
+    latest_of: dict[str, dict[str, tuple[float, int]]] = {run: {} for run, _, _ in runs}
+    # A run made between two of the queries is for the next reading.
+    for target, table, keys in ((tags_of, "tags", tags), (params_of, "params", params)):
+        for run, key, text in ask(table, "t.key, t.value", keys):
+            if run in target:
+                target[run][key] = text
+    nan = float("nan")
+    for run, key, value, step, bad in ask(
+        "latest_metrics", "t.key, t.value, t.step, t.is_nan", None
+    ):
+        if run in latest_of:
+            latest_of[run][key] = (nan if bad else _finite(value), step)
+    return [
+        RunRow(run, start / 1000, status, tags_of[run], params_of[run], latest_of[run])
+        for run, start, status in runs
+    ]
 
 
-def _history_by_sql(uri: str, experiment_id: str) -> Iterator[Row]:
+def _history_by_sql(uri: str, experiment_id: str, keys: Collection[str]) -> Iterator[Row]:
     rows = _query(
         uri,
         "SELECT m.run_uuid, m.key, m.step, m.value, m.timestamp, m.is_nan FROM metrics m "
-        "JOIN runs r ON r.run_uuid = m.run_uuid WHERE r.experiment_id = :experiment",
-        {"experiment": int(experiment_id)},
+        "JOIN runs r ON r.run_uuid = m.run_uuid "
+        "WHERE r.experiment_id = :experiment AND m.key IN :keys",
+        {"experiment": int(experiment_id), "keys": list(keys)},
     )
     nan = float("nan")
     for run, key, step, value, moment, bad in rows:
         yield run, key, step, nan if bad else value, moment
 
 
-def _query(uri: str, query: str, names: Mapping[str, Any]) -> list[Any]:
+def _query(uri: str, query: str, names: Mapping[str, Any]) -> Sequence[Any]:
     import sqlalchemy
 
+    statement = sqlalchemy.text(query)
+    if "keys" in names:
+        statement = statement.bindparams(sqlalchemy.bindparam("keys", expanding=True))
     engine = sqlalchemy.create_engine(uri)
     try:
         with engine.connect() as connection:
-            return list(map(tuple, connection.execute(sqlalchemy.text(query), dict(names))))
+            return connection.execute(statement, dict(names)).all()
     finally:
         engine.dispose()
 
 
-def _bulk_tasks(runs: Sequence[RunRow]) -> Iterator[tuple[str, list[str]]]:
+def _bulk_tasks(runs: Sequence[RunRow], keys: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """Metric and runs of each request, few enough values that none is cut off."""
-    for key in sorted({key for run in runs for key in run.steps}):
+    for key in sorted(keys):
         batch: list[str] = []
         values = 0
         for run in runs:
-            if key not in run.steps:
+            if key not in run.latest:
                 continue
-            count = run.steps[key] + 1
+            count = run.latest[key][1] + 1
             if batch and (len(batch) == BULK_RUNS or values + count > BULK_VALUES):
                 yield key, batch
                 batch, values = [], 0
@@ -204,10 +287,11 @@ def _bulk(client: MlflowClient, key: str, runs: Sequence[str]) -> list[Row]:
         "GET",
         params=[("metric_key", key), *(("run_id", run) for run in runs)],
     )
-    if answer.status_code == 200 and len(runs) > 1:
+    values = answer.json()["metrics"] if answer.status_code == 200 else None
+    if values is not None and len(values) < BULK_LIMIT:
         return [
             (row["run_id"], row["key"], int(row["step"]), float(row["value"]), row["timestamp"])
-            for row in answer.json()["metrics"]
+            for row in values
         ]
     # Servers of other makers lack the bulk request, and one very long run does not fit into it.
     return [

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from study.errors import StudyError
 from study.tracking import records as names
 from study.tracking.address import with_driver
+from study.tracking.fetch import RunRow, fetch_runs
 
-PAGE = 1000
 BATCH_METRICS = 800
 BATCH_OTHERS = 100
 TAG_LENGTH = 8000
@@ -51,6 +51,8 @@ class KnownRun:
 
     run_id: str
     epoch: int = -1
+    state: str = ""
+    status: str = "RUNNING"
     described: bool = False
     best: dict[str, tuple[float, int]] = field(default_factory=dict)
 
@@ -165,6 +167,7 @@ class Home:
                 run.epoch = values[count - 1].step
             settings, words, values = settings[BATCH_OTHERS:], words[BATCH_OTHERS:], values[count:]
         run.described = run.described or bool(params)
+        run.state = (tags or {}).get("state", run.state)
 
     def log_best(
         self, run: KnownRun, *, key: str, value: float, number: int, moment: float
@@ -183,6 +186,7 @@ class Home:
             self._client.update_run(run.run_id, status="RUNNING")
         else:
             self._client.set_terminated(run.run_id, status, end_time=_millis(moment))
+        run.status = status
 
     def log_text(self, run: KnownRun, text: str, file: str) -> None:
         """Store a text as an artifact."""
@@ -214,24 +218,16 @@ class Home:
 
     def _learn(self, experiment_id: str, *, only: Key | None = None) -> None:
         """Index the study's runs; of two with one key, keep the further one, delete the other."""
-        wanted = "" if only is None else _filter(only)
-        found: dict[Key, list[Run]] = {}
-        token: str | None = None
-        while True:
-            page = self._client.search_runs(
-                [experiment_id], filter_string=wanted, max_results=PAGE, page_token=token
-            )
-            for run in page:
-                key = key_of(run.data.tags)
-                if key is not None:
-                    found.setdefault(key, []).append(run)
-            token = page.token
-            if not token:
-                break
+        wanted = {} if only is None else _tags_of(only)
+        found: dict[Key, list[RunRow]] = {}
+        for run in fetch_runs(self._client, experiment_id, wanted):
+            key = key_of(run.tags)
+            if key is not None:
+                found.setdefault(key, []).append(run)
         for key, runs in found.items():
-            first, *others = sorted(runs, key=_standing)
+            first, *others = sorted(runs, key=lambda r: (-r.last_step, r.started, r.run_id))
             for other in others:
-                self._client.delete_run(other.info.run_id)
+                self._client.delete_run(other.run_id)
             self._runs[key] = _known(first)
 
 
@@ -252,28 +248,21 @@ def is_permanent(error: MlflowException) -> bool:
     return error.error_code in PERMANENT
 
 
-def _filter(key: Key) -> str:
-    tag = {"trial": names.TRIAL, "loss": "loss", "group": names.GROUP}.get(key[0])
-    kind = f"tags.`{names.KIND}` = '{key[0]}'"
-    return kind if tag is None else f"{kind} AND tags.`{tag}` = '{key[-1]}'"
+def _tags_of(key: Key) -> dict[str, str]:
+    """The inverse of `key_of`."""
+    own = {"trial": (names.TRIAL,), "loss": ("loss",), "group": ("loss", names.GROUP)}
+    return {names.KIND: key[0], **dict(zip(own.get(key[0], ()), key[1:], strict=True))}
 
 
-def _standing(run: Run) -> tuple[int, int, str]:
-    return -_last_step(run), run.info.start_time, run.info.run_id
-
-
-def _last_step(run: Run) -> int:
-    # The client's public `data.metrics` leaves the steps out.
-    return max((metric.step for metric in run.data._metric_objs), default=-1)
-
-
-def _known(run: Run) -> KnownRun:
-    trial = run.data.tags.get(names.KIND) == "trial"
+def _known(run: RunRow) -> KnownRun:
+    trial = run.tags.get(names.KIND) == "trial"
     return KnownRun(
-        run.info.run_id,
-        epoch=_last_step(run),
-        described=bool(run.data.params),
-        best={} if trial else {m.key: (m.value, m.step) for m in run.data._metric_objs},
+        run.run_id,
+        epoch=run.last_step,
+        state=run.tags.get("state", ""),
+        status=run.status,
+        described=bool(run.params),
+        best={} if trial else dict(run.latest),
     )
 
 

@@ -20,6 +20,7 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -35,6 +36,7 @@ SCORE_STD = "score_std"
 SECONDS = "seconds"
 _TEXTS = ("trial", "loss", "origin", "state", "split", "point", "anchor", "swept", "host", "error")
 _INTEGERS = ("number", "seed", "epochs")
+_TAGS = (names.TRIAL, SECONDS, *_TEXTS, *_INTEGERS)
 
 
 @dataclass(frozen=True)
@@ -51,25 +53,31 @@ class StudyEntry:
 def read_table(uri: str, study: str) -> TrialTable:
     """The study's trial table.
 
-    A trial's score and metrics are those of its last epoch, its seconds the sum over its epochs.
+    A trial's score and metrics are those of its last epoch, its seconds those of all epochs.
 
     Raises:
         StudyError: The store does not answer, or holds no such study.
     """
     with _asking(uri) as client:
-        experiment = _find(client, study)
-        plan = _plan(client, experiment.experiment_id)
-        rows = _unique(fetch_runs(client, experiment.experiment_id, "trial"))
-        base = fetch_runs(client, experiment.experiment_id, "baseline")
-        history = fetch_history(client, experiment.experiment_id, [*rows, *base])
-    spaces = {loss: Space.from_dict(space) for loss, space in plan["spaces"].items()}
-    protocol = plan.get("protocol", {})
-    objective = str(protocol.get("objective", "map_at_r"))
-    curves = _curves(rows, history, objective)
-    trials = _trials(rows, curves, objective, spaces)
-    curves = curves.drop(columns=[METRIC + SCORE_STD], errors="ignore")
+        experiment = _find(client, study).experiment_id
+        plan = _plan(client, experiment)
+        spaces = {loss: Space.from_dict(space) for loss, space in plan["spaces"].items()}
+        protocol = plan.get("protocol", {})
+        objective = str(protocol.get("objective", "map_at_r"))
+        found = fetch_runs(
+            client, experiment, {names.KIND: "trial"}, tags=_TAGS, params=_param_keys(spaces)
+        )
+        rows = _unique(found)
+        base = fetch_runs(client, experiment, {names.KIND: "baseline"})
+        history = fetch_history(client, experiment, rows, _both(objective))
+        # Those that run, and those of stores of earlier versions, do not say how long they took.
+        untold = [r for r in rows if SECONDS not in r.tags or r.tags.get("state") == "running"]
+        times = fetch_history(client, experiment, untold, _both(SECONDS)) if untold else None
+    curves = _curves(rows, history)
+    trials = _trials(rows, objective, spaces)
+    trials["seconds"] = _seconds(rows, untold, times)
     baseline = {split: dict(values) for split, values in plan.get("baseline", {}).items()}
-    baseline |= _baseline(len(rows), history)
+    baseline |= _baseline(base)
     return TrialTable(
         study=study,
         trials=trials,
@@ -85,8 +93,8 @@ def list_studies(uri: str) -> list[StudyEntry]:
     with _asking(uri) as client:
         entries = []
         for experiment in _experiments(client):
-            found = fetch_runs(client, experiment.experiment_id, "study")
-            status = client.get_run(found[0].run_id).info.status if found else "RUNNING"
+            found = fetch_runs(client, experiment.experiment_id, {names.KIND: "study"})
+            status = found[0].status if found else "RUNNING"
             started = found[0].started if found else experiment.creation_time / 1000
             name = experiment.tags[names.STUDY]
             entries.append(
@@ -140,7 +148,7 @@ def _find(client: MlflowClient, study: str) -> Experiment:
 
 
 def _plan(client: MlflowClient, experiment_id: str) -> dict[str, Any]:
-    runs = fetch_runs(client, experiment_id, "study")
+    runs = fetch_runs(client, experiment_id, {names.KIND: "study"})
     if not runs:
         raise StudyError("The study's parent run is missing from the tracking store.")
     with tempfile.TemporaryDirectory() as folder:
@@ -167,35 +175,38 @@ def _unique(rows: Sequence[RunRow]) -> list[RunRow]:
     )
 
 
-def _curves(rows: Sequence[RunRow], history: History, objective: str) -> pd.DataFrame:
-    """One row per trial and epoch, metrics as columns; of a value logged twice the first."""
-    own = history.run < len(rows)
-    run, step, key, value = (
-        a[own] for a in (history.run, history.step, history.key, history.value)
-    )
-    plain = [name.removeprefix(names.TEST_PREFIX) for name in history.keys]
-    found = {plain[index] for index in np.unique(key)}
-    metrics = [objective, *sorted(found - {objective})]
-    column = np.array([metrics.index(n) if n in found else -1 for n in plain], dtype=np.int64)
-    width = int(step.max(initial=0)) + 1
-    cells, place = np.unique(run * width + step, return_inverse=True)
-    wide = np.full((len(cells), len(metrics)), np.nan)
-    # Of repeated places the last assignment stays: backwards in time, the first value.
-    wide[place[::-1], column[key[::-1]]] = value[::-1]
+def _both(name: str) -> list[str]:
+    """A metric on validation classes and on test classes."""
+    return [name, names.TEST_PREFIX + name]
+
+
+def _curves(rows: Sequence[RunRow], history: History) -> pd.DataFrame:
+    """Scores by trial and epoch; of a value logged twice the first."""
+    width = int(history.step.max(initial=0)) + 1
+    # Of equal cells the first place is given, and the history is in order of time.
+    cells, first = np.unique(history.run * width + history.step, return_index=True)
     trials = np.array([row.tags[names.TRIAL] for row in rows], dtype=object)
     frame = pd.DataFrame({"trial": trials[cells // width], "epoch": cells % width})
-    frame["score"] = wide[:, 0]
-    for index, name in enumerate(metrics):
-        frame[METRIC + name] = wide[:, index]
+    frame["score"] = history.value[first]
     return frame.astype({"trial": "str", "epoch": "int64"})
 
 
-def _trials(
-    rows: Sequence[RunRow],
-    curves: pd.DataFrame,
-    objective: str,
-    spaces: Mapping[str, Space],
-) -> pd.DataFrame:
+def _seconds(
+    rows: Sequence[RunRow], untold: Sequence[RunRow], times: History | None
+) -> NDArray[np.float64]:
+    """How long each trial trained: as it said at its end, else the sum over its epochs."""
+    sums = np.zeros(len(untold))
+    if times is not None:
+        keys, first = np.unique(np.stack([times.run, times.step]), axis=1, return_index=True)
+        np.add.at(sums, keys[0], times.value[first])
+        silent = ~np.isin(np.arange(len(untold)), keys[0])
+        sums[silent & np.array([row.last_step > 0 for row in untold])] = np.nan
+    known = {row.run_id: total for row, total in zip(untold, sums, strict=True)}
+    told = [known[r.run_id] if r.run_id in known else float(r.tags[SECONDS]) for r in rows]
+    return np.array(told, dtype="float64")
+
+
+def _trials(rows: Sequence[RunRow], objective: str, spaces: Mapping[str, Space]) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             **{name: [row.tags.get(name, "") for row in rows] for name in _TEXTS},
@@ -204,43 +215,37 @@ def _trials(
             "number": [int(row.tags["number"]) for row in rows],
             "seed": [int(row.tags["seed"]) for row in rows],
             "started": [row.started for row in rows],
+            "epochs": [max(row.last_step, 0) for row in rows],
         }
     )
     # A trial that failed, was started again and went well keeps its first error's tag.
     frame.loc[~frame["state"].isin(["diverged", "failed"]), "error"] = ""
-    keys = frame["trial"]
-    metrics = [name for name in curves.columns if name.startswith(METRIC)]
-    # The row of the last epoch itself: a NaN there is a fact, not a gap to fill.
-    last = curves.groupby("trial", sort=False).tail(1).set_index("trial")[metrics].reindex(keys)
-    epochs = curves.groupby("trial", sort=False)["epoch"].max().reindex(keys)
-    frame["epochs"] = epochs.fillna(0).to_numpy().astype("int64")
-    score = last[METRIC + objective].to_numpy(dtype="float64", copy=True)
+    last = _last_metrics(rows, objective)
+    score = last[objective].copy()
     score[frame["state"].isin(["diverged", "failed"]).to_numpy()] = np.nan
     frame["score"] = score
-    frame["score_std"] = _column(last, METRIC + SCORE_STD)
-    frame["seconds"] = _seconds(curves, keys)
+    frame["score_std"] = last.pop(SCORE_STD, np.full(len(rows), np.nan))
+    frame["seconds"] = np.nan
     for name, knob_values in _knob_columns(rows, spaces).items():
         frame[KNOB + name] = knob_values
-    for name in metrics:
-        if name != METRIC + SCORE_STD:
-            frame[name] = _column(last, name)
+    for name, values in last.items():
+        frame[METRIC + name] = values
     frame = frame.astype(
         {**dict.fromkeys(_TEXTS, "str"), **dict.fromkeys(_INTEGERS, "int64"), "started": "float64"}
     )
     return frame[[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)]]
 
 
-def _column(frame: pd.DataFrame, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    if name not in frame:
-        return np.full(len(frame), np.nan)
-    return frame[name].to_numpy(dtype="float64")
-
-
-def _seconds(curves: pd.DataFrame, keys: pd.Series) -> np.ndarray[Any, np.dtype[np.float64]]:
-    if METRIC + SECONDS not in curves:
-        return np.full(len(keys), np.nan)
-    totals = curves.groupby("trial", sort=False)[METRIC + SECONDS].sum()
-    return totals.reindex(keys).fillna(0.0).to_numpy(dtype="float64")
+def _last_metrics(rows: Sequence[RunRow], objective: str) -> dict[str, NDArray[np.float64]]:
+    """Every metric after the last epoch of each trial: a NaN there is a fact, no gap to fill."""
+    found = {names.metric_name(key) for row in rows for key in row.latest} - {objective}
+    columns = {name: np.full(len(rows), np.nan) for name in (objective, *sorted(found))}
+    for index, row in enumerate(rows):
+        last = row.last_step
+        for key, (value, step) in row.latest.items():
+            if step == last:
+                columns[names.metric_name(key)][index] = value
+    return columns
 
 
 def _knob_columns(
@@ -256,10 +261,17 @@ def _knob_columns(
 
 
 def _value(row: RunRow, knob: str, space: Space | None) -> Value | None:
-    text = row.params.get(knob)
-    if text is None or space is None or knob not in space.searched:
+    if space is None or knob not in space.searched:
         return None
-    return names.decode(text, space.searched[knob].distribution)
+    key = names.param_key(knob, space.searched[knob].unit)
+    text = row.params.get(key, row.params.get(knob))  # stores of earlier versions name no unit
+    return None if text is None else names.decode(text, space.searched[knob].distribution)
+
+
+def _param_keys(spaces: Mapping[str, Space]) -> list[str]:
+    """Under which names the searched knobs may be."""
+    knobs = {(n, knob.unit) for space in spaces.values() for n, knob in space.searched.items()}
+    return sorted({key for n, unit in knobs for key in (n, names.param_key(n, unit))})
 
 
 def _distributions(knob: str, spaces: Mapping[str, Space]) -> list[BaseDistribution]:
@@ -280,12 +292,11 @@ def _typed(
     return np.array([np.nan if value is None else value for value in values], dtype="float64")
 
 
-def _baseline(first: int, history: History) -> dict[str, dict[str, float]]:
-    """Metrics of the runs behind the trials."""
+def _baseline(runs: Sequence[RunRow]) -> dict[str, dict[str, float]]:
+    """Metrics of the untrained backbone."""
     splits: dict[str, dict[str, float]] = {}
-    for index in np.flatnonzero(history.run >= first):
-        key = history.keys[history.key[index]]
-        split = "test" if key.startswith(names.TEST_PREFIX) else "validation"
-        name = key.removeprefix(names.TEST_PREFIX)
-        splits.setdefault(split, {}).setdefault(name, float(history.value[index]))
+    for run in runs[:1]:
+        for key, (value, _) in run.latest.items():
+            split = "test" if key.startswith(names.TEST_PREFIX) else "validation"
+            splits.setdefault(split, {})[names.metric_name(key)] = value
     return {split: dict(sorted(values.items())) for split, values in sorted(splits.items())}

@@ -5,6 +5,7 @@ Nothing here imports MLflow: the driver builds records, another process ships th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,6 +32,10 @@ OBJECTIVE = "dml.objective"
 PLAN_FILE = "plan.json"
 TEST_PREFIX = "test/"
 """Keeps test scores from being sorted among validation scores in MLflow's run table."""
+
+SYSTEM_PREFIX = "system/"
+"""What MLflow's UI shows on a page of its own, apart from the scores."""
+SYSTEM = frozenset({"memory_mib", "node_memory_percent", "gpu_memory_mib", "gpu_use_percent"})
 
 INFINITY = 1.7976931348623157e308
 """MLflow's databases keep an infinite metric as the largest double."""
@@ -109,6 +114,38 @@ def decode(text: str, distribution: BaseDistribution) -> Value:
     return float(text)
 
 
+def param_key(name: str, unit: str) -> str:
+    """The name of a setting in MLflow, with its unit.
+
+    The unit is in the name and not in the value, which stays a number that MLflow sorts, filters
+    and draws; and two knobs of one name but of different units are two columns.
+
+    >>> param_key("m", "rad"), param_key("warmup_epochs", "epochs"), param_key("alpha", "")
+    ('m in rad', 'warmup_epochs', 'alpha')
+    """
+    unit = unit.strip()
+    # MLflow takes no other characters; a name that ends in its unit, or begins with it, says it.
+    if not re.fullmatch(r"[\w.\- ]+", unit) or unit in name.split("_"):
+        return name
+    return f"{name} in {unit}"
+
+
+def metric_key(name: str, split: Split) -> str:
+    """The name of a metric in MLflow.
+
+    >>> metric_key("map_at_r", "test"), metric_key("memory_mib", "test")
+    ('test/map_at_r', 'system/memory_mib')
+    """
+    if name in SYSTEM:
+        return SYSTEM_PREFIX + name
+    return TEST_PREFIX + name if split == "test" else name
+
+
+def metric_name(key: str) -> str:
+    """The inverse of `metric_key`, whatever the split."""
+    return key.removeprefix(TEST_PREFIX).removeprefix(SYSTEM_PREFIX)
+
+
 def run_name(record: TrialRecord, space: Space | None) -> str:
     """A short name for MLflow's run list: `proxy_anchor-0017 α=41 δ=0.12`."""
     shown = space.scientific if space is not None else {}
@@ -127,4 +164,5 @@ def _shown(knob: Knob, value: Value) -> str:
         text = f"{value:.0f}"  # 1024, not 1.02e+03
     else:
         text = f"{value:.3g}"
-    return f"{knob.symbol}={text}{knob.unit}"
+    unit = knob.unit.strip()
+    return f"{knob.symbol}={text}" + (f" {unit}" if len(unit) > 3 else unit)

@@ -49,6 +49,7 @@ class Replay:
         self._trials: dict[str, _Trial] = {}
         self._objective = ""
         self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
+        self._common["mlflow.source.type"] = "LOCAL"
 
     def apply(self, records: Sequence[Record]) -> int:
         """Bring the store up to these records; gives how many it refused.
@@ -107,28 +108,56 @@ class Replay:
             run = self._start(trial.start)
         else:
             run = self._home.known(("trial", name))
-        tags = {key: trial.end[key] for key in ("state", "host", "error")} if trial.end else {}
+        tags = trial.end["words"] if trial.end else {}
         self._home.write(run, params=params, tags=tags, epochs=trial.epochs)
         if trial.end is not None:
             self._end(run, trial.end)
 
+    def _do_settle(self, record: Record) -> None:
+        """Bring a trial of an earlier run to where it was; mostly it is there."""
+        key, state = ("trial", record["trial"]), record["state"]
+        epochs = [(int(epoch), values) for epoch, values in record["curve"].items()]
+        last = epochs[-1][0] if epochs else -1
+        if self._home.has(key):
+            there = self._home.known(key)
+            ended = (there.state, there.status) == (state, names.STATUS[state])
+            if there.epoch >= last and (state == "running" or ended):
+                return
+        run = self._create(record)
+        # Nobody wrote down when each epoch ended: they are spread evenly.
+        began = record["started"]
+        pace = max(record["at"] - began, 0.0) / max(len(epochs), 1)
+        timed = [(e, began + pace * i, values) for i, (e, values) in enumerate(epochs, start=1)]
+        words = {"restored": "from the journal"} if run.epoch < last else {}
+        if state != "running":
+            words |= record["words"]
+        self._home.write(run, params=record["params"], tags=words, epochs=timed)
+        if state != "running":
+            self._end(run, record)
+
     def _start(self, record: Record) -> KnownRun:
-        key = ("trial", record["trial"])
-        again = self._home.has(key)
-        parent = self._branch(record["loss"], record["group"], record["at"])
+        again = self._home.has(("trial", record["trial"]))
+        run = self._create(record)
+        if again:  # it goes on, perhaps after an end
+            self._home.write(run, tags={"state": "running"})
+            self._home.set_status(run, "RUNNING", moment=record["at"])
+        return run
+
+    def _create(self, record: Record) -> KnownRun:
+        moment = record.get("started", record["at"])
+        parent = self._branch(record["loss"], record["group"], moment)
         tags = {
             names.KIND: "trial",
             names.TRIAL: record["trial"],
             PARENT: parent.run_id,
             "state": "running",
+            **record.get("more_tags", {}),
             **record["tags"],
             **self._common,
         }
-        run = self._home.create(key, name=record["name"], tags=tags, start=record["at"])
-        if again:  # it goes on, perhaps after an end
-            self._home.write(run, tags={"state": "running"})
-            self._home.set_status(run, "RUNNING", moment=record["at"])
-        return run
+        return self._home.create(
+            ("trial", record["trial"]), name=record["name"], tags=tags, start=moment
+        )
 
     def _end(self, run: KnownRun, record: Record) -> None:
         self._home.set_status(run, names.STATUS[record["state"]], moment=record["at"])

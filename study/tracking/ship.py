@@ -107,8 +107,11 @@ def _ship(settings: Settings, orders: Orders) -> None:
                 apply = _replay(settings, consumer)
             refused = apply(records) if records else 0
         except Exception as error:
-            traceback.print_exc()
-            consumer.report(_reason(error))
+            reason = _reason(error)
+            if reason != consumer.status.error:  # a server may be away for days
+                traceback.print_exc()
+            consumer.sync()
+            consumer.report(reason)
             if orders.closed:
                 return  # the spool keeps the rest for the next time
             hurried = orders.wait(pause)

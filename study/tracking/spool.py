@@ -3,6 +3,7 @@
 A folder of numbered segments, one JSON line per record, only ever appended to. One process (the
 study's driver) appends; one process (the shipper) reads and then acknowledges a position. Both may
 be killed at any moment: an unfinished last line is skipped, an unacknowledged one is read again.
+A power cut leaves what was appended with `sync`, and what waited for a server that was away.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from study.tracking.redaction import redact_all
 
 SEGMENT_BYTES = 4 << 20
 HELD_LINES = 100_000
@@ -70,12 +73,19 @@ class Spool:
         last = max([read_status(folder).acknowledged.segment, *segments(folder)], default=0)
         self._open(last + 1)
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record; with a full disk it is held in memory and tried again with the next."""
+    def append(self, record: Mapping[str, Any], *, sync: bool = False) -> None:
+        """Add one record; with a full disk it is held in memory and tried again with the next.
+
+        Args:
+            record: JSON types.
+            sync: Wait until the disk has it and all before it, so that a power cut leaves it.
+        """
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         with self._guard:
             self._held.append(line)
             self._write_held()
+            if sync and not self._held:
+                _sync(self._file)
 
     def end(self) -> Position:
         """The place just behind the last record written to disk."""
@@ -102,6 +112,9 @@ class Spool:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(segment_path(self.folder, segment), flags, 0o600)
         self._segment, self._size = segment, 0
+        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        _sync(folder)  # or a power cut takes the file's name
+        os.close(folder)
 
     def _write_held(self) -> None:
         try:
@@ -109,6 +122,7 @@ class Spool:
                 if self._size >= self._limit and not self._torn:
                     old = self._file
                     self._open(self._segment + 1)
+                    _sync(old)
                     os.close(old)
                 self._write(self._held[0])
                 self._held.popleft()
@@ -162,6 +176,14 @@ class Consumer:
             if segment < place.segment:
                 segment_path(self.folder, segment).unlink(missing_ok=True)
 
+    def sync(self) -> None:
+        """Let the disk have what cannot be shipped now: no other place does."""
+        for segment in segments(self.folder)[-1:]:  # older ones were synced when they were full
+            with contextlib.suppress(OSError):
+                file = os.open(segment_path(self.folder, segment), os.O_RDONLY | os.O_CLOEXEC)
+                _sync(file)
+                os.close(file)
+
     def report(self, error: str) -> None:
         """Say why nothing is shipped."""
         if error != self.status.error:
@@ -170,7 +192,8 @@ class Consumer:
     def refuse(self, record: Mapping[str, Any], reason: str) -> None:
         """Keep a record that the store will never take."""
         with (self.folder / "refused.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"reason": reason, "record": record}, ensure_ascii=False) + "\n")
+            content = redact_all({"reason": reason, "record": record})
+            file.write(json.dumps(content, ensure_ascii=False) + "\n")
 
     def _write_status(self, status: Status) -> None:
         self.status = status
@@ -184,6 +207,11 @@ class Consumer:
         draft = self.folder / "status.json.new"
         draft.write_text(text, encoding="utf-8")
         draft.replace(self.folder / "status.json")
+
+
+def _sync(file: int) -> None:
+    with contextlib.suppress(OSError):  # some file systems cannot; those that can do not fail
+        os.fsync(file)
 
 
 def read_status(folder: Path) -> Status:

@@ -18,18 +18,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from search_spaces.space import Space, describe
+from search_spaces.space import Space
 from study.errors import StudyError
 from study.table import State
 from study.tracking.address import is_database
 from study.tracking.local import ARTIFACTS
-from study.tracking.records import TEST_PREFIX, TrialRecord, encode, run_name
-from study.tracking.redaction import redact
+from study.tracking.records import Split, TrialRecord, encode, metric_key
+from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
+from study.tracking.wording import describe_trial, loss_note, units_of
 
 _log = logging.getLogger(__name__)
-_RESTART_SECONDS = 30.0
+_RESTART_SECONDS = 10.0
+_FREE_WORDS = frozenset({"note", "text", "plan", "params", "more_tags", "dataset", "words"})
+"""What of a record may hold a secret: all that is not a number or a name of the study's own."""
 
 
 class Tracker:
@@ -77,7 +80,9 @@ class Tracker:
             self._stack.close()
             raise StudyError(f"Another process is running this study (it writes to {spool}).")
         self._spool = Spool(spool)
+        self._secrets = secrets_of_environment()
         self._spaces: dict[str, Space] = {}
+        self._units: dict[str, dict[str, str]] = {}
         self._objective = ""
         self._open: dict[str, tuple[TrialRecord, float | None]] = {}
         self._said, self._said_lost = "", False
@@ -107,65 +112,88 @@ class Tracker:
             name=name,
             plan=plan,
             losses=list(losses),
-            note=redact(note),
-            params=_texts({k: v for k, v in protocol.items() if _is_plain(v)}),
+            note=note,
+            params={k: encode(v) for k, v in protocol.items() if _is_plain(v)},
             dataset=_dataset(plan),
-            loss_notes={loss: _loss_note(space) for loss, space in self._spaces.items()},
+            loss_notes={loss: loss_note(space) for loss, space in self._spaces.items()},
         )
 
     def trial_started(self, record: TrialRecord) -> None:
         """A trial starts, or goes on after an interruption (the same run goes on)."""
         self._open[record.trial] = (record, None)
-        tags = {
-            "loss": record.loss,
-            "number": str(record.number),
-            "origin": record.origin,
-            "seed": str(record.seed),
-            "split": record.split,
-            "point": record.point,
-            "anchor": record.anchor,
-            "swept": record.swept,
-        }
-        self._append(
-            "start",
-            record.started,
-            trial=record.trial,
-            loss=record.loss,
-            group=record.group,
-            name=run_name(record, self._spaces.get(record.loss)),
-            params=_texts({**record.fixed, **record.knobs}),
-            tags=tags | {key: redact(str(value)) for key, value in record.tags.items()},
-        )
+        self._append("start", record.started, **self._described(record))
         self._revive_shipper()
+
+    def settle(
+        self,
+        record: TrialRecord,
+        *,
+        curve: Mapping[int, Mapping[str, float]],
+        state: State,
+        error: str = "",
+        host: str = "",
+        seconds: float | None = None,
+        timestamp: float,
+    ) -> None:
+        """What is known of a trial of an earlier run: the store takes of it what it lacks.
+
+        Nothing is lacking unless the spool was lost, or the store itself. What is there stays.
+
+        Args:
+            record: As it was started.
+            curve: Metrics by epoch, as far as they are known.
+            state: How it ended; `running` for a trial that is going on.
+            error: Last line of the exception.
+            host: Where it ran.
+            seconds: How long it trained.
+            timestamp: When it ended.
+        """
+        known = {
+            str(epoch): {metric_key(name, record.split): float(v) for name, v in values.items()}
+            for epoch, values in sorted(curve.items())
+        }
+        score = curve[max(curve)].get(self._objective) if curve else None
+        ending = self._ending(record, score, state, error, host, seconds)
+        self._append("settle", timestamp, curve=known, **(ending | self._described(record)))
 
     def epoch(
         self, trial: str, epoch: int, metrics: Mapping[str, float], *, timestamp: float
     ) -> None:
         """The trial's metrics after an epoch; an epoch that was logged before is not again."""
         record, score = self._open.get(trial, (None, None))
-        values = {name: float(value) for name, value in metrics.items()}
         if record is not None:
-            self._open[trial] = (record, values.get(self._objective, score))
-            if record.split == "test":
-                values = {TEST_PREFIX + name: value for name, value in values.items()}
+            self._open[trial] = (record, metrics.get(self._objective, score))
+        split = record.split if record is not None else "validation"
+        values = {metric_key(name, split): float(value) for name, value in metrics.items()}
         self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values)
 
     def trial_ended(
-        self, trial: str, *, state: State, error: str = "", host: str = "", timestamp: float
+        self,
+        trial: str,
+        *,
+        state: State,
+        error: str = "",
+        host: str = "",
+        seconds: float | None = None,
+        timestamp: float,
     ) -> None:
-        """The trial ended so; its run becomes FINISHED, KILLED (stopped early) or FAILED."""
-        record, score = self._open.pop(trial, (None, None))
-        last = (redact(error).strip().splitlines() or [""])[-1]
-        fields: dict[str, Any] = {"state": state, "error": last[:500], "host": host}
-        if record is not None and state == "finished" and record.split == "validation":
-            fields |= {"best": score, "loss": record.loss, "number": record.number}
-            fields["objective"] = self._objective
-        self._append("end", timestamp, trial=trial, **fields)
+        """The trial ended so; its run becomes FINISHED, KILLED (stopped early) or FAILED.
 
-    def baseline(self, split: str, metrics: Mapping[str, float]) -> None:
+        Args:
+            trial: Key.
+            state: How it ended.
+            error: Last line of the exception.
+            host: Where it ran.
+            seconds: How long it trained; None for the sum over its epochs.
+            timestamp: When it ended.
+        """
+        record, score = self._open.pop(trial, (None, None))
+        ending = self._ending(record, score, state, error, host, seconds)
+        self._append("end", timestamp, trial=trial, **ending)
+
+    def baseline(self, split: Split, metrics: Mapping[str, float]) -> None:
         """Scores of the untrained backbone on `validation` or `test` classes."""
-        prefix = TEST_PREFIX if split == "test" else ""
-        values = {prefix + name: float(value) for name, value in metrics.items()}
+        values = {metric_key(name, split): float(value) for name, value in metrics.items()}
         self._append("baseline", time.time(), step=int(split == "test"), metrics=values)
 
     def artifact(self, path: Path, *, to: str, folder: str = "") -> None:
@@ -180,7 +208,7 @@ class Tracker:
 
     def note(self, text: str) -> None:
         """Replace the words on the parent run (Markdown)."""
-        self._append("note", time.time(), text=redact(text))
+        self._append("note", time.time(), text=text)
 
     def end_study(self, *, state: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
         """The study's own run and its losses' end."""
@@ -202,6 +230,7 @@ class Tracker:
             if now >= end:
                 return False
             if now - asked > 1.0:
+                self._revive_shipper()
                 self._hurry()
                 asked = now
             time.sleep(min(0.02, max(end - now, 0.0)))
@@ -240,8 +269,38 @@ class Tracker:
         # Who leaves in distress is not held up: the spool keeps what is left for the next time.
         self.close(timeout=30.0 if kind is None else 5.0)
 
+    def _described(self, record: TrialRecord) -> dict[str, Any]:
+        """A trial as its run will show it."""
+        space = self._spaces.get(record.loss)
+        if record.loss not in self._units:
+            self._units[record.loss] = units_of(record.loss, space)
+        return describe_trial(record, space, self._units[record.loss])
+
+    def _ending(
+        self,
+        record: TrialRecord | None,
+        score: float | None,
+        state: State,
+        error: str,
+        host: str,
+        seconds: float | None,
+    ) -> dict[str, Any]:
+        """How a trial ended, and its score if its loss may boast of it."""
+        last = (error.strip().splitlines() or [""])[-1]
+        last = redact_all(last, self._secrets)  # whole, before it is cut
+        words = {"state": state, "error": last[:500], "host": host}
+        if seconds is not None:
+            words["seconds"] = encode(float(seconds))
+        fields: dict[str, Any] = {"state": state, "words": words}
+        if record is not None and state == "finished" and record.split == "validation":
+            fields |= {"best": score, "loss": record.loss, "number": record.number}
+            fields["objective"] = self._objective
+        return fields
+
     def _append(self, op: str, moment: float, **fields: Any) -> None:
-        self._spool.append({"op": op, "at": moment, **fields})
+        for name in _FREE_WORDS & fields.keys():
+            fields[name] = redact_all(fields[name], self._secrets)
+        self._spool.append({"op": op, "at": moment, **fields}, sync=op in ("study", "end"))
         if self._spool.problem != self._said:
             self._said = self._spool.problem
             if self._said:
@@ -287,22 +346,6 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {name: redact(encode(value)) for name, value in settings.items()}
-
-
 def _dataset(plan: Mapping[str, Any]) -> dict[str, Any]:
     info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
     return {"name": info} if isinstance(info, str) else dict(info)
-
-
-def _loss_note(space: Space) -> str:
-    """The searched knobs as a table, with symbols, units and the published value."""
-    published = space.published[0].values if space.published else {}
-    rows = [
-        f"| {knob.symbol} | `{name}` | {describe(knob.distribution)} | {knob.unit or '1'} "
-        f"| {published.get(name, '')} | {space.role(name)} |"
-        for name, knob in space.searched.items()
-    ]
-    head = ["| symbol | knob | range | unit | published | role |", "|---|---|---|---|---|---|"]
-    return "\n".join([f"**{space.loss}**: {space.paper}", "", *head, *rows])

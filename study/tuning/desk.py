@@ -17,6 +17,7 @@ from study.jobs import Job, Outcome, Progress
 from study.plan import Plan
 from study.requests import confirm_seed
 from study.table import State
+from study.tracking.redaction import redact
 from study.tuning.ledger import Ledger
 from trainables.checkpoints import has_checkpoints, remove_checkpoint, remove_leftovers
 
@@ -111,9 +112,13 @@ class Desk:
             self._keep_traceback(trial, str(result.get("traceback", "")))
             self._end(job, _failure(state, epoch, seconds, result))
             return True
-        self._losses.pop(trial, None)
         self._pass_on(trial, str(result.get("warning", "")))
         score, spread = float(result["score"]), float(result.get("score_std", math.nan))
+        if not math.isfinite(score):  # no sampler can be told that
+            result = {**result, "error": f"the score is {score}"}
+            self._end(job, _failure("diverged", self.ledger.epochs_done(trial), seconds, result))
+            return True
+        self._losses.pop(trial, None)
         told = {"score_std": spread} if math.isfinite(spread) else {}
         self._listener.epoch(job, epoch, {**_metrics(result), **told})
         low = self.ledger.report(trial, epoch, score)
@@ -169,7 +174,8 @@ class Desk:
         if text and self._errors_dir is not None:
             with contextlib.suppress(OSError):  # a full disk must not hide the error itself
                 self._errors_dir.mkdir(parents=True, exist_ok=True)
-                (self._errors_dir / f"{trial}.txt").write_text(text, encoding="utf-8")
+                path = self._errors_dir / f"{trial}.txt"
+                path.write_text(redact(text), encoding="utf-8")
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         # The tracker writes ahead: should we die between the two lines, the trial is still open

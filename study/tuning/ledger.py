@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from search_spaces.space import Value
 from study.jobs import Job, Outcome, Progress, trial_key
@@ -43,10 +44,10 @@ class Ledger:
         self._plan, self._record, self._search = plan, record, search
         self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
         if record.writable:
-            for loss, search_of in self._losses.items():
-                record.describe(loss, {"sampler": search_of.sampler_record()})
+            for loss, sampler in self.samplers().items():
+                record.describe(loss, {"sampler": sampler})
         self._running: dict[str, Job] = {}
-        self._curves: dict[str, dict[int, float]] = {}
+        self._epochs: dict[str, int] = {}  # the last one reported, of trials that have not ended
         self._unfinished: list[Job] = []
         self._requests: list[Job] = []
         identities = set()
@@ -56,7 +57,7 @@ class Ledger:
                 identities.add(job.identity)
                 if outcome_of(trial) is None:
                     self._unfinished.append(job)
-                    self._curves[job.trial] = dict(trial.intermediate_values)
+                    self._epochs[job.trial] = max(trial.intermediate_values, default=0)
         for request in record.requests():
             if request.identity not in identities:
                 identities.add(request.identity)
@@ -66,10 +67,15 @@ class Ledger:
             if request.identity not in identities:
                 identities.add(request.identity)
                 new.append(request)
+        record.forget_curves()
         if new:
             # Before the first of them starts: an interrupted sweep is continued like a search.
             record.request(new)
             self._requests += new
+
+    def samplers(self) -> dict[str, dict[str, Any]]:
+        """The sampler of each loss, with every setting."""
+        return {loss: search.sampler_record() for loss, search in self._losses.items()}
 
     @property
     def waiting(self) -> Sequence[Job]:
@@ -117,10 +123,10 @@ class Ledger:
         job = self._running.get(trial)
         if job is None:
             return False
-        curve = self._curves.setdefault(trial, {})
-        if epoch in curve:
-            return epoch == max(curve) and self._losses[job.loss].is_low(job, epoch)
-        curve[epoch] = score
+        last = self.epochs_done(trial)
+        if epoch <= last:
+            return epoch == last and self._losses[job.loss].is_low(job, epoch)
+        self._epochs[trial] = epoch
         self._record.report(trial, epoch, score)
         return self._losses[job.loss].report(job, epoch, score)
 
@@ -129,14 +135,14 @@ class Ledger:
         job = self._running.pop(trial, None)
         if job is None:
             return
-        curve = self._curves.pop(trial, {})
+        self._epochs.pop(trial, None)
         search = self._losses[job.loss]
         self._record.end(trial, outcome, told=search.value_for_sampler(job, outcome))
-        search.ended(job, outcome, curve)
+        search.ended(job, outcome)
 
     def epochs_done(self, trial: str) -> int:
         """Epochs a running trial has reported."""
-        return max(self._curves.get(trial, {}), default=0)
+        return self._epochs.get(trial, 0)
 
     def give_back(self, trial: str) -> None:
         """Take a job back whose process died; it is handed out again before any new one."""
@@ -158,9 +164,7 @@ class Ledger:
                 waiting=[j for j in asked if j.loss == loss],
                 searching=self._search,
                 epochs_running=sum(
-                    len(self._curves.get(j.trial, {}))
-                    for j in self._running.values()
-                    if j.loss == loss
+                    self.epochs_done(j.trial) for j in self._running.values() if j.loss == loss
                 ),
             )
             for loss, search in self._losses.items()

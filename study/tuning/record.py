@@ -9,7 +9,6 @@ the start and its outcome at the end, so the journal alone is enough to go on af
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from search_spaces.space import Space
 from study.errors import StudyError
 from study.jobs import Job, Outcome
+from study.tuning.journal import Journal, cut_torn_line
 
 JOURNAL_FILE = "optuna.journal"
 JOB, OUTCOME, TOLD = "job", "outcome", "told"
@@ -53,7 +52,7 @@ class Record:
         path = directory / JOURNAL_FILE
         self.writable = writable
         if writable:
-            _cut_torn_line(path)
+            cut_torn_line(path)
         try:
             self._storage = _storage(path, writable=writable)
             self._search = {loss: self._open(loss, writable) for loss in spaces}
@@ -117,8 +116,16 @@ class Record:
         self._ids[job.trial] = self._storage.create_new_trial(study._study_id, template)
 
     def report(self, trial: str, epoch: int, score: float) -> None:
-        """Write down a trial's score after an epoch."""
-        self._storage.set_trial_intermediate_value(self._ids[trial], epoch, score)
+        """Write down a trial's score after an epoch; memory does not keep it."""
+        trial_id = self._ids[trial]
+        self._storage.set_trial_intermediate_value(trial_id, epoch, score)
+        self._storage.get_trial(trial_id).intermediate_values.clear()
+
+    def forget_curves(self) -> None:
+        """Drop the learning curves that were read from the journal, which keeps them."""
+        for study in (*self._search.values(), *self._extra.values()):
+            for trial in study.get_trials(deepcopy=False):
+                trial.intermediate_values.clear()
 
     def end(self, trial: str, outcome: Outcome, *, told: float | None = None) -> None:
         """Write down how a trial ended, in Optuna's terms and in ours.
@@ -170,33 +177,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Held(JournalFileOpenLock):
-    """The study's own lock already keeps other writers out; Optuna's would outlive a crash."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
 def _storage(path: Path, *, writable: bool) -> BaseStorage:
     if not writable and not path.exists():
         return InMemoryStorage()
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=_Held(str(path))))
-
-
-def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        while size > 0:
-            start = max(0, size - 65536)
-            file.seek(start)
-            newline = file.read(size - start).rfind(b"\n")
-            if newline >= 0:
-                size = start + newline + 1
-                break
-            size = start
-        file.truncate(size)
+    return JournalStorage(Journal(path))

@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import optuna
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial
 
 from search_spaces.space import Value
 from study.corners import corners
@@ -17,6 +15,8 @@ from study.jobs import Job, Outcome, Progress, trial_key
 from study.plan import Plan
 from study.table import Origin
 from study.tuning.asha import Rungs
+from study.tuning.fidelity import FullLength
+from study.tuning.mirror import Mirror
 from study.tuning.record import TOLD, Record, is_search, job_of, outcome_of
 from study.tuning.sampling import grid_points, make_sampler, sampler_record, sobol_point
 from trainables.seeding import derive
@@ -27,8 +27,9 @@ _NEEDS_FULL_VALUES = ("gp", "cmaes")
 class LossSearch:
     """One loss of a study.
 
-    The sampler sees a mirror of the record in memory: asking costs no disk access, and samplers
-    that cannot use stopped trials (GP, CMA-ES) are shown a value corrected to full length.
+    The sampler sees a mirror of the record in memory; those that cannot use stopped trials (GP,
+    CMA-ES) are shown a value corrected to full length. Learning curves are not held: memory does
+    not grow with the number of epochs.
 
     Args:
         plan: The study.
@@ -40,7 +41,6 @@ class LossSearch:
         self._plan, self.loss = plan, loss
         self._space = plan.spaces[loss]
         self._search = plan.file.search
-        self._corrects = self._search.sampler in _NEEDS_FULL_VALUES
         self._epochs = plan.epochs(loss)
         self._published = plan.published(loss)
         stop = self._search.stop_early
@@ -53,20 +53,19 @@ class LossSearch:
             grace=max(stop.grace_epochs, warmup + 1),
             reduction=stop.reduction,
         )
+        corrects = self._search.sampler in _NEEDS_FULL_VALUES
+        self._full = FullLength(self._rungs.milestones) if corrects else None
         self._jobs: dict[str, Job] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._states: Counter[str] = Counter()
         self._epochs_done = 0
-        self._finished_curves: list[tuple[Outcome, Mapping[int, float]]] = []
         self._asked: dict[Origin, int] = dict.fromkeys(("published", "sobol", "bayes"), 0)
         self._searched: list[Job] = []
         self._open_points = 0
         self._best: Job | None = None
-        self._question: int | None = None
         self._grid: list[dict[str, Value]] = []
         self._repeated: set[str] = set()
-        self._mirror = optuna.create_study(direction="maximize")
-        self._mirror_ids: dict[str, int] = {}
+        self._mirror = Mirror(self._space)
         self._numbers = 0
         for trial in record.trials(loss):
             self._replay(trial)
@@ -74,8 +73,15 @@ class LossSearch:
         self._startup = 0 if plan.sobol(loss, 0) >= 4 else 4
 
     def sampler_record(self) -> dict[str, Any]:
-        """The sampler of this loss, with every setting."""
-        return sampler_record(self._search.sampler, startup=self._startup)
+        """The sampler of this loss with every setting, its seed, and where trials are stopped."""
+        return {
+            **sampler_record(self._search.sampler, startup=self._startup),
+            "seed": self._search.seed,
+            "sobol": {"share": self._search.sobol_share, "scrambled": True},
+            "repeats": self._search.repeats,
+            "stopped_at": list(self._rungs.milestones),
+            "reduction": self._search.stop_early.reduction,
+        }
 
     # What is next?
 
@@ -128,33 +134,27 @@ class LossSearch:
         return (len(self._searched) + len(self._repeated)) / max(self.planned(), 1)
 
     def sampler_notes(self, job: Job) -> dict[str, Any]:
-        """What the sampler wrote on its own point: CMA-ES keeps its whole state there."""
-        if job.origin != "bayes" or self._question is None:
-            return {}
-        return dict(self._mirror._storage.get_trial(self._question).system_attrs)
+        """What the sampler wrote on its own point, for the record."""
+        return self._mirror.notes() if job.origin == "bayes" else {}
 
     # What happened?
 
-    def started(self, job: Job) -> None:
-        """A job was written down and handed out."""
+    def started(self, job: Job, notes: Mapping[str, Any] | None = None) -> None:
+        """A job was written down and handed out; `notes` are the recorded ones of its sampler."""
         self._jobs[job.trial] = job
         self._numbers = max(self._numbers, job.number + 1)
         if is_search(job):
             self._asked[job.origin] += 1
             self._searched.append(job)
             self._open_points += 1
-            if job.trial not in self._mirror_ids:
-                asked, self._question = self._question, None
-                chosen = job.origin == "bayes" and asked is not None
-                self._mirror_ids[job.trial] = asked if chosen else self._add_to_mirror(job, {})  # type: ignore[assignment]
+            self._mirror.add(job, notes)
         elif job.origin == "repeat":
             self._repeated.add(job.identity)
 
     def report(self, job: Job, epoch: int, score: float) -> bool:
         """A score after an epoch; True when the trial should stop early."""
-        if is_search(job):
-            storage = self._mirror._storage
-            storage.set_trial_intermediate_value(self._mirror_ids[job.trial], epoch, score)
+        if self._full is not None:
+            self._full.report(job.trial, epoch, score)
         if not is_search(job) or epoch >= self._epochs:
             return False
         low = self._rungs.report(job.trial, epoch, score)
@@ -166,25 +166,15 @@ class LossSearch:
         """Whether a score that was recorded before should have stopped the trial."""
         return job.origin == "bayes" and self._rungs.is_low(job.trial, epoch)
 
-    def ended(self, job: Job, outcome: Outcome, curve: Mapping[int, float]) -> None:
+    def ended(self, job: Job, outcome: Outcome) -> None:
         """A job ended."""
-        told = self.value_for_sampler(job, outcome)
-        self._take(job, outcome, curve, told)
+        self._take(job, outcome, self.value_for_sampler(job, outcome))
 
     def value_for_sampler(self, job: Job, outcome: Outcome) -> float | None:
-        """What a sampler that ignores stopped trials is told of one; None: nothing special.
-
-        The score it would have reached, as far as the finished trials tell: its score plus the
-        median gain of finished trials from the same epoch to their end.
-        """
-        if not self._corrects or outcome.state != "stopped" or not is_search(job):
+        """What a sampler that ignores stopped trials is told of one; None: nothing special."""
+        if self._full is None or outcome.state != "stopped" or not is_search(job):
             return None
-        gains = [
-            other.score - curve[outcome.epochs]
-            for other, curve in self._finished_curves
-            if outcome.epochs in curve
-        ]
-        return outcome.score + (float(np.median(gains)) if gains else 0.0)
+        return self._full.value(outcome)
 
     def ended_jobs(self) -> list[Job]:
         """Every job of this loss that has ended."""
@@ -255,14 +245,12 @@ class LossSearch:
         seed = self._search.seed
         if self._search.sampler == "grid":
             return self._grid_points()[index]
-        self._mirror.sampler = make_sampler(
+        sampler = make_sampler(
             self._search.sampler,
             seed=derive(seed, "sampler", self.loss, index) % 2**32,
             startup=self._startup,
         )
-        trial = self._mirror.ask(self._space.distributions)
-        self._question = trial._trial_id
-        return dict(trial.params)
+        return self._mirror.ask(sampler)
 
     def _grid_points(self) -> list[dict[str, Value]]:
         if not self._grid:
@@ -310,19 +298,19 @@ class LossSearch:
                     return repeat
         return None
 
-    def _take(
-        self, job: Job, outcome: Outcome, curve: Mapping[int, float], told: float | None
-    ) -> None:
+    def _take(self, job: Job, outcome: Outcome, told: float | None) -> None:
         """An outcome enters the books, from a running study or from the record."""
         self._outcomes[job.trial] = outcome
         self._states[outcome.state] += 1
         self._epochs_done += outcome.epochs
-        if self._corrects and outcome.state == "finished":
-            self._finished_curves.append((outcome, dict(curve)))
+        if self._full is not None:
+            self._full.ended(job.trial, outcome)
         if not is_search(job):
             return
         self._open_points -= 1
-        self._tell_mirror(job.trial, outcome, told)
+        self._mirror.tell(job.trial, outcome, told)
+        if outcome.state == "finished" and job.origin != "bayes":
+            self._rungs.witness(job.trial, outcome.score)
         best = self._outcomes[self._best.trial].score if self._best else -math.inf
         if outcome.state == "finished" and outcome.score > best:
             self._best = job
@@ -330,36 +318,11 @@ class LossSearch:
     def _replay(self, trial: FrozenTrial) -> None:
         """Take a recorded trial into account, as if it had been asked and ended here."""
         job, outcome = job_of(trial), outcome_of(trial)
-        curve = dict(trial.intermediate_values)
-        if is_search(job):
-            notes = trial.system_attrs
-            self._mirror_ids[job.trial] = self._add_to_mirror(job, curve, notes)
-        self.started(job)
+        curve = trial.intermediate_values
+        self.started(job, trial.system_attrs)
+        if self._full is not None:
+            self._full.replay(job.trial, curve)
         if is_search(job):
             self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
         if outcome is not None:
-            self._take(job, outcome, curve, trial.user_attrs.get(TOLD))
-
-    def _add_to_mirror(
-        self, job: Job, curve: Mapping[int, float], notes: Mapping[str, Any] | None = None
-    ) -> int:
-        template = create_trial(
-            state=TrialState.RUNNING,
-            params=dict(job.values),
-            distributions=self._space.distributions,
-            intermediate_values=dict(curve),
-            system_attrs=dict(notes or {}),
-        )
-        storage = self._mirror._storage
-        return storage.create_new_trial(self._mirror._study_id, template)
-
-    def _tell_mirror(self, trial: str, outcome: Outcome, told: float | None) -> None:
-        state = {
-            "finished": TrialState.COMPLETE,
-            "stopped": TrialState.PRUNED,
-        }.get(outcome.state, TrialState.FAIL)
-        value = outcome.score
-        if told is not None:
-            state, value = TrialState.COMPLETE, told
-        values = None if state is TrialState.FAIL else [value]
-        self._mirror._storage.set_trial_state_values(self._mirror_ids[trial], state, values)
+            self._take(job, outcome, trial.user_attrs.get(TOLD))

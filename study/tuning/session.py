@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from study.environment import environment
+from study.errors import RayError
 from study.file import ResourcesSection
 from study.tuning.growth import nodes_that_may_come
 from study.tuning.placement import alive_nodes, check_room, fitting, lack
@@ -19,12 +21,27 @@ FIRST_WARNING_SECONDS, WARNING_SECONDS = 20.0, 60.0
 STARTS = 3
 """A machine under load may take longer than the half minute Ray gives its own processes."""
 
+WATCH_SECONDS = 1.0
+VITAL = ("gcs_server", "raylet")
+"""Processes without which a Ray of our own answers nothing, and never will again."""
+
 
 @contextlib.contextmanager
 def ray_session(
-    resources: ResourcesSection, address: str | None, say: Callable[[str], None]
+    resources: ResourcesSection,
+    address: str | None,
+    say: Callable[[str], None],
+    on_death: Callable[[str], None],
 ) -> Iterator[None]:
-    """A Ray to run on: this process's, the one at `address`, or one of our own."""
+    """A Ray to run on: this process's, the one at `address`, or one of our own.
+
+    Args:
+        resources: What a trial takes.
+        address: A Ray cluster; None uses a running one of this process, else starts one.
+        say: Told in one line what is going on.
+        on_death: Told, in a thread, which process of a Ray of our own has died. Whoever waits for
+            that Ray waits for ever, so it had better end this process.
+    """
     import ray
 
     if ray.is_initialized():
@@ -38,10 +55,37 @@ def ray_session(
         else:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        check_room(resources, alive_nodes(), () if address is None else nodes_that_may_come())
-        yield
+        with contextlib.nullcontext() if address else _watched(on_death):
+            check_room(resources, alive_nodes(), nodes_that_may_come() if address else ())
+            yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_SECONDS):
+            dead = _dead_part()
+            if dead and not over.is_set():
+                on_death(dead)
+                return
+
+    thread = threading.Thread(target=watch, name="ray-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception:
+        # Whoever was just asking a Ray that died got some error of its own making.
+        if dead := _dead_part():
+            on_death(dead)
+            raise RayError(f"Ray's {dead} died") from None
+        raise
+    finally:
+        over.set()
+        thread.join()
 
 
 def check_cluster(resources: ResourcesSection, address: str) -> None:
@@ -50,7 +94,7 @@ def check_cluster(resources: ResourcesSection, address: str) -> None:
     Raises:
         StudyError: It would wait for ever.
     """
-    with ray_session(resources, address, lambda text: None):
+    with ray_session(resources, address, lambda text: None, lambda process: None):
         pass
 
 
@@ -85,6 +129,15 @@ class Patience:
             self._warn(f"no trial can run yet: {lack(self._resources, nodes)}; waiting for nodes")
 
 
+def _dead_part() -> str:
+    """A vital process of this process's own Ray that has died; empty when all live."""
+    from ray._private import worker
+
+    node = worker._global_node
+    dead = [kind for kind, _ in node.dead_processes() if kind in VITAL] if node else []
+    return dead[0] if dead else ""
+
+
 def _start(say: Callable[[str], None]) -> None:
     import ray
 
@@ -101,9 +154,10 @@ def _start(say: Callable[[str], None]) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            if attempt == STARTS or "timed out" not in str(error):
-                raise
-            say("Ray did not start in time; starting it again")
+            if attempt == STARTS:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise RayError(f"Ray does not start on this machine: {reason}") from None
+            say("Ray did not start; starting it again")
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from trainables.data.augment import Augment  # noqa: E402
 from trainables.data.sampler import epoch_batches  # noqa: E402
 from trainables.vision import import_torchvision  # noqa: E402
 
+RESULTS = Path(__file__).parent / "results"
 BATCH, SIZE = 64, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -147,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="fewer pictures, one round")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
-    parser.add_argument("--out", type=Path, default=ROOT / "tests/benchmarks/results/data.json")
+    parser.add_argument("--out", type=Path, help="default: results/, and nowhere for a quick run")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     n, rounds = (320, 2) if options.quick else (1200, 3)
@@ -158,8 +159,9 @@ def main() -> None:
         "pillow": PIL.__version__,
         **run(n, rounds, options.threads),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    out = options.out or (None if options.quick else RESULTS / "data.json")
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 

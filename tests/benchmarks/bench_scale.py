@@ -4,7 +4,7 @@ python -m tests.benchmarks.bench_scale [--quick]
 
 Each size is measured in a process of its own: a study with so many recorded trials is opened (as
 `study resume` does), then goes on for some trials. Beside it OptunaSearch, as Tune ships it, that
-was told as many finished trials.
+was told as many finished trials. At last: what an epoch leaves behind in the driver's memory.
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ def _apart(*arguments: str) -> dict[str, float]:
     return found
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def draw(rows: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
     """Memory and time per decision against the number of trials, both on log scales."""
     import matplotlib
@@ -177,8 +182,18 @@ def main() -> None:
             times = f"ask {row['ask_ms']:8.1f} ms  tell {row['tell_ms']:6.1f} ms"
             rest = f"memory {row['memory_mib']:6.0f} MiB  open {row.get('open_seconds', 0):5.1f} s"
             print(f"{size:>6} trials  {name:<6} {times}  {rest}", flush=True)
+    from tests.study.feeding import bytes_per_epoch
+
+    with tempfile.TemporaryDirectory() as folder:
+        more = 100 if arguments.quick else 1000
+        left = {
+            sampler: bytes_per_epoch(_made(Path(folder) / sampler), sampler=sampler, epochs=more)
+            for sampler in ("tpe", "gp")
+        }
+    for sampler, held in left.items():
+        print(f"driver memory per epoch, {sampler}: {held:.2f} bytes over {more} more epochs")
     if not arguments.quick:
-        write_result("scale", {"epochs": EPOCHS, "rows": rows})
+        write_result("scale", {"epochs": EPOCHS, "rows": rows, "bytes_per_epoch": left})
         draw(rows, RESULTS / "scale.png")
 
 

@@ -1,33 +1,39 @@
-"""Is a finished study pleasant to look at in MLflow's own UI, in a real browser?"""
+"""Is a finished study pleasant to look at in MLflow's own UI, in a real browser?
+
+The README's pictures are those of `make study`, confirmed and swept:
+
+    study run study/quickstart.yaml; study confirm quickstart; study sweep quickstart --knob alpha
+    DML_STUDY_SHOWN=studies/quickstart DML_STUDY_SCREENSHOTS=.readme \\
+        python -m pytest tests/browser/test_mlflow_ui.py
+"""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
+import psutil
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from PIL import Image
 
-from search_spaces import get_space
-from search_spaces.scale import from_unit, to_unit
-from search_spaces.space import Space, Value
-from study.report.build import write_report
-from study.tracking.local import default_artifact_root, default_uri
-from study.tracking.reader import read_table
-from study.tracking.records import TrialRecord
-from study.tracking.server import serve
-from study.tracking.writer import Tracker
+from study.home import StudyHome
+from study.plan import load_plan
+from tests.study.driven import launch
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.ray]
 
-EPOCHS = 6
-TRIALS = 20
+ROOT = Path(__file__).resolve().parents[2]
 # MLflow asks for the user even where there is no authentication, and resizes while it is resized.
 NOT_OURS = ("/users/current", "ResizeObserver loop")
 # Charts are drawn when they come into view.
@@ -41,81 +47,74 @@ SCROLL = (
 class Shown:
     """A study served by MLflow's UI."""
 
+    home: StudyHome
     address: str
     experiment: str
-    runs: dict[str, str]
+    runs: dict[str, Run]
+
+    @property
+    def name(self) -> str:
+        return self.home.name
+
+    @property
+    def loss(self) -> str:
+        """The loss that is looked at."""
+        return load_plan(self.home.directory).losses[0]
+
+    def trial(self, number: int) -> str:
+        """The whole name of a trial's run."""
+        return next(name for name in self.runs if name.startswith(f"{self.loss}-{number:04d} "))
+
+    @property
+    def data(self) -> str:
+        found = self.runs[self.name].inputs.dataset_inputs[0].dataset
+        return f"{found.name} ({found.digest})"
 
     def page(self, path: str, **query: str) -> str:
         words = {"workflowType": "machine_learning", **query}
         tail = "&".join(f"{key}={quote(value)}" for key, value in words.items())
         return f"{self.address}/#/experiments/{self.experiment}/runs{path}?{tail}"
 
+    def run_page(self, run: str, path: str = "") -> str:
+        return self.page(f"/{self.runs[run].info.run_id}{path}")
+
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    folder = tmp_path_factory.mktemp("ui") / "groceries"
-    folder.mkdir()
-    uri, root = default_uri(folder), default_artifact_root(folder)
-    spool = folder / "spool"
-    with Tracker(uri, spool=spool, artifact_root=root, experiment="groceries") as tracker:
-        _tell(tracker)
-        assert tracker.flush(120.0)
-        paths = write_report(read_table(uri, "groceries"), folder / "report", formats=("png",))
-        tracker.artifact(paths.index, to="study", folder="report")
-        tracker.artifact(folder / "report" / "figures", to="circle", folder="figures")
-        tracker.end_study(state="FINISHED")
+def shown(request: pytest.FixtureRequest) -> Iterator[Shown]:
+    """The session's real study, or the finished one in the folder DML_STUDY_SHOWN."""
+    folder = os.environ.get("DML_STUDY_SHOWN")
+    home: StudyHome
+    home = StudyHome(Path(folder).absolute()) if folder else request.getfixturevalue("real_study")
+    plan = load_plan(home.directory)
+    uri = home.tracking_uri(plan)
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("groceries").experiment_id
+    experiment = client.get_experiment_by_name(plan.name).experiment_id
     found = client.search_runs([experiment], max_results=500)
-    runs = {run.info.run_name: run.info.run_id for run in found}
-    with serve(uri, artifact_root=root) as address:
-        yield Shown(address, experiment, runs)
+    runs = {run.info.run_name: run for run in found}
+    with _study_ui(home) as address:
+        yield Shown(home, address, experiment, runs)
 
 
-def _tell(tracker: Tracker) -> None:
-    """Two losses with the project's real spaces and plausible curves."""
-    spaces = {loss: get_space(loss) for loss in ("proxy_anchor", "circle")}
-    protocol = {"objective": "map_at_r", "epochs": EPOCHS, "folds": 2, "dataset": "grocery81"}
-    plan = {
-        "protocol": {**protocol, "backbone": "efficientnet_lite0", "tolerance": None},
-        "spaces": {loss: space.to_dict() for loss, space in spaces.items()},
-        "dataset": {"name": "grocery81", "fingerprint": "0123abcd", "images": 2640, "classes": 81},
-    }
-    note = "Study **groceries**: proxy_anchor and circle on grocery81, finished."
-    tracker.open_study(name="groceries", plan=plan, losses=list(spaces), note=note)
-    tracker.baseline("validation", {"map_at_r": 0.21, "recall_at_1": 0.5})
-    generator = np.random.default_rng(4)
-    for loss, space in spaces.items():
-        for number in range(TRIALS):
-            _trial(tracker, loss, number, space, generator)
-
-
-def _trial(
-    tracker: Tracker, loss: str, number: int, space: Space, generator: np.random.Generator
-) -> None:
-    repeated = not 0 < number < TRIALS - 2
-    knobs: dict[str, Value] = dict(space.published[0].values)
-    if not repeated:
-        searched = space.searched.items()
-        knobs = {name: from_unit(knob.distribution, generator.random()) for name, knob in searched}
-    name, knob = next(iter(space.scientific.items()))
-    best = 0.5 - 0.4 * (to_unit(knob.distribution, [knobs[name]])[0] - 0.6) ** 2
-    origin = "published" if number == 0 else "repeat" if repeated else "sobol"
-    fields: dict[str, Any] = {"anchor": "", "swept": "", "split": "validation", "knobs": knobs}
-    began, trial = 1.8e9 + 60 * number, f"{loss}-{number:04d}"
-    point = "p0" if repeated else f"p{number}"
-    tracker.trial_started(
-        TrialRecord(trial, loss, number, origin, number, point=point, started=began, **fields)
-    )
-    done = EPOCHS if repeated or number % 6 else 2
-    for epoch in range(1, done + 1):
-        rise = 1 - math.exp(-epoch / 2)
-        score = best * rise + 0.005 * generator.normal()
-        values = {"map_at_r": score, "recall_at_1": 0.5 + 0.3 * rise, "loss": 4 / epoch}
-        values |= {"seconds": 1.2, "images_per_second": 900.0 + number}
-        tracker.epoch(trial, epoch, values, timestamp=began + 2 * epoch)
-    state: Any = "finished" if done == EPOCHS else "stopped"
-    tracker.trial_ended(trial, state=state, host="node-1", timestamp=began + 20)
+@contextlib.contextmanager
+def _study_ui(home: StudyHome) -> Iterator[str]:
+    """The address that `study ui` says; it must end well, and alone, when it is interrupted."""
+    process = launch(home.directory.parent, "ui", home.name)
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if "http://127.0.0.1:" in line:
+            break
+    assert process.poll() is None, lines
+    family = psutil.Process(process.pid).children(recursive=True)
+    try:
+        yield lines[-1].split()[1].split("/#/")[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, "stopped\n")
+    assert family
+    assert not [child for child in family if child.is_running()]
 
 
 def _tidy(browser: Any) -> None:
@@ -136,10 +135,11 @@ def _colours(path: Path) -> int:
 
 def test_the_tree_opens_to_losses_and_trials(browser: Any, shown: Shown) -> None:
     browser.open(shown.page(""))
-    browser.see("groceries", f"{len(shown.runs)} matching runs", "grocery81 (0123abcd)")
+    browser.see(shown.name, f"{len(shown.runs)} matching runs", shown.data)
     _tidy(browser)
-    _expand(browser, "groceries", "circle")
-    browser.see("untrained backbone", "circle-0000 γ=256 m=0.25")
+    _expand(browser, shown.name, shown.loss)
+    browser.see("untrained backbone", shown.trial(0), f"{shown.loss} confirm")
+    browser.see(f"{shown.loss} sweep alpha around published")
     assert _colours(browser.shot("mlflow-tree")) > 100
     _clean(browser)
 
@@ -150,39 +150,54 @@ def _expand(browser: Any, *names: str) -> None:
         expand = f"({link}).closest('[role=gridcell]').querySelector('svg')"
         browser.wait(f"!!({link}) && !!{expand}")
         browser.click(expand)
-        browser.see("proxy_anchor")
+        browser.see("untrained backbone")
 
 
 def test_a_loss_has_charts(browser: Any, shown: Shown) -> None:
     browser.open(shown.page("", compareRunsMode="CHART"))
-    browser.see("best/circle", "best/proxy_anchor")  # on the study itself
+    browser.see(f"best/{shown.loss}")  # on the study itself
     _tidy(browser)
-    _expand(browser, "groceries", "circle")
+    _expand(browser, shown.name, shown.loss)
     browser.wait(f"{SCROLL}, document.body.innerText.includes('images_per_second')")
     browser.wait(
         "document.querySelectorAll('.js-plotly-plot .trace, .js-plotly-plot path').length > 30"
     )
     browser.shot("mlflow-charts")
-    browser.open(shown.page(f"/{shown.runs['circle']}/model-metrics"))
+    browser.open(shown.run_page(shown.loss, "/model-metrics"))
     browser.see("map_at_r")
     browser.wait("document.querySelectorAll('.js-plotly-plot .scatterlayer path').length > 0")
     browser.shot("mlflow-loss-best")
-    browser.open(shown.page(f"/{shown.runs['circle']}"))
-    browser.see("Sun et al.", "scientific", "γ", "circle-0015", "Finished")
+    browser.open(shown.run_page(shown.loss))
+    browser.see("scientific", "α", shown.trial(0), "Finished")
     browser.shot("mlflow-loss")
     _clean(browser)
 
 
+def test_a_trial_has_settings_with_units_and_its_machine_apart(browser: Any, shown: Shown) -> None:
+    trial = shown.trial(0)
+    browser.open(shown.run_page(trial))
+    browser.see("batch_size in images", "recall_at_1", "code_version", "published")
+    _tidy(browser)
+    browser.shot("mlflow-trial")
+    browser.open(shown.run_page(trial, "/model-metrics"))
+    browser.see("map_at_r", "lr_head")
+    assert "memory_mib" not in browser.evaluate("document.body.innerText")
+    browser.open(shown.run_page(trial, "/system-metrics"))
+    browser.see("memory_mib", "node_memory_percent")
+    browser.shot("mlflow-system")
+    _clean(browser)
+
+
 def test_the_parent_run_tells_what_the_study_is(browser: Any, shown: Shown) -> None:
-    browser.open(shown.page(f"/{shown.runs['groceries']}"))
-    browser.see("proxy_anchor and circle on grocery81, finished.", "efficientnet_lite0")
-    browser.see("grocery81 (0123abcd)", "untrained backbone")
+    browser.open(shown.run_page(shown.name))
+    browser.see("objective map_at_r on validation classes", "conv4", "trials ended")
+    browser.see(shown.data, "untrained backbone")
     browser.shot("mlflow-study")
     _clean(browser)
 
 
 def test_the_report_shows_in_the_artifact_viewer_with_its_plots(browser: Any, shown: Shown) -> None:
-    browser.open(shown.page(f"/{shown.runs['groceries']}/artifacts/report/index.html"))
+    browser.open(shown.run_page(shown.name, "/artifacts/report/index.html"))
     browser.see("report/index.html")
     _tidy(browser)
     frame = browser.wait("!!document.querySelector('iframe')")
@@ -198,8 +213,6 @@ def test_the_report_shows_in_the_artifact_viewer_with_its_plots(browser: Any, sh
 
 def _inside(browser: Any) -> str:
     """The text of the sandboxed report, with the number of its drawn plots checked."""
-    import time
-
     end = time.monotonic() + 60.0
     while time.monotonic() < end:
         for context in list(browser.contexts.values()):
@@ -212,3 +225,53 @@ def _inside(browser: Any) -> str:
         browser.evaluate("1")
         time.sleep(0.3)
     raise AssertionError(f"the report is not drawn: {browser.contexts}")
+
+
+def test_plots_and_galleries_hang_where_they_belong(shown: Shown) -> None:
+    client = MlflowClient(shown.address)
+    on_loss = {f.path for f in client.list_artifacts(shown.runs[shown.loss].info.run_id, "figures")}
+    assert any("response" in path for path in on_loss)
+    assert all(
+        path.removesuffix(".png").removesuffix(".svg").endswith(shown.loss) for path in on_loss
+    )
+    galleries = [
+        name
+        for name, run in shown.runs.items()
+        if run.data.tags.get("dml.kind") == "trial"
+        and any(f.path == f"{shown.loss}.png" for f in client.list_artifacts(run.info.run_id))
+    ]
+    best = max(
+        (run for run in shown.runs.values() if _is_searched(run, shown.loss)),
+        key=lambda run: run.data.metrics["map_at_r"],
+    )
+    assert galleries == [best.info.run_name]
+
+
+def _is_searched(run: Run, loss: str) -> bool:
+    tags = run.data.tags
+    wanted = tags.get("origin") in ("published", "sobol", "bayes")
+    return wanted and tags.get("loss") == loss and tags.get("state") == "finished"
+
+
+def test_a_report_from_afar_has_the_same_bytes(shown: Shown, tmp_path: Path) -> None:
+    """Through the server, in a folder that knows nothing of the study."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "study", "report", shown.name),
+            *("--tracking-uri", shown.address, "--out", "afar"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DML_STUDY_HOME": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    tables = [
+        path.relative_to(shown.home.report)
+        for path in sorted(shown.home.report.rglob("*"))
+        if path.suffix in (".csv", ".tex", ".json", ".html")
+    ]
+    assert len(tables) > 10
+    for table in tables:
+        here, there = shown.home.report / table, tmp_path / "afar" / table
+        assert here.read_bytes() == there.read_bytes(), table

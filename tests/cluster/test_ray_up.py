@@ -175,8 +175,8 @@ def nobody_gets_in(laptop: Laptop) -> None:
     with pytest.raises(OSError):
         socket.create_connection((laptop.head.address, MLFLOW_PORT), timeout=5)
     stranger = {**laptop.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
-    words = ["ray", "status", "--address", f"{laptop.head.address}:6379"]
-    done = subprocess.run(words, env=stranger, capture_output=True, text=True, timeout=120)
+    command = ["ray", "status", "--address", f"{laptop.head.address}:6379"]
+    done = subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "uthenticat" in done.stdout + done.stderr
 

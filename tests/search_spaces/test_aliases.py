@@ -57,6 +57,49 @@ def test_smoothing_searched_on_one_side_parts_them() -> None:
     assert aliases(losses, searched=searched) == [tuple(losses)]
 
 
+PAIR = ["norm_softmax", "proxy_nca_pp"]
+PLUGIN_PAIR = [f"{name}+synthesis" for name in PAIR]
+
+
+@pytest.mark.parametrize(
+    ("losses", "knob", "first", "second"),
+    [
+        (PAIR, "temperature", 0.05, 0.05),  # cosine scales 20 and 40
+        (PAIR, "anneal_ratio", 2.0, 4.0),
+        (PLUGIN_PAIR, "synthesis_mu", 1.0, 2.0),
+        (PLUGIN_PAIR, "synthesis_alpha", 0.4, 1.0),
+    ],
+)
+def test_knobs_held_at_other_values_part_them(
+    losses: list[str], knob: str, first: Value, second: Value
+) -> None:
+    mode: dict[str, Value] = {"temperature_mode": "annealed"} if knob == "anneal_ratio" else {}
+    fixed = {losses[0]: {**mode, knob: first}, losses[1]: {**mode, knob: second}}
+    assert aliases(losses, fixed) == []
+    # What counts is the function, not the number: T of one is 2 T of the other.
+    equal = {"temperature": 0.1}.get(knob, first)
+    fixed[losses[1]][knob] = equal
+    assert aliases(losses, fixed) == [tuple(losses)]
+    # Held here and searched there is no pair of equals either.
+    searched = {losses[1]: [knob]}
+    assert aliases(losses, {losses[0]: fixed[losses[0]], losses[1]: mode}, searched) == []
+
+
+def test_no_synthetic_class_is_the_host() -> None:
+    losses = ["norm_softmax", "norm_softmax+synthesis"]
+    assert aliases(losses) == []
+    assert aliases(losses, {losses[1]: {"synthesis_mu": 0.0}}) == [tuple(losses)]
+    point = {"temperature": 0.1, "synthesis_alpha": 0.4, "synthesis_mu": 0.0}
+    assert canonical(losses[1], point) == canonical(losses[0], {"temperature": 0.1})
+
+
+def test_annealing_by_one_is_no_annealing() -> None:
+    point: dict[str, Value] = {"temperature": 0.1, "temperature_mode": "annealed"}
+    assert canonical("norm_softmax", {**point, "anneal_ratio": 1.0}) == canonical(
+        "norm_softmax", {"temperature": 0.1}
+    )
+
+
 @pytest.mark.parametrize("loss", SPACES)
 def test_losses_of_no_such_form(loss: str) -> None:
     point = get_space(loss).published[0].values

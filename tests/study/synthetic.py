@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import optuna
 import pandas as pd
 from numpy.typing import NDArray
 from optuna.distributions import FloatDistribution
@@ -57,7 +58,11 @@ def unit_space(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a synthetic study runs for each loss."""
+    """What a synthetic study runs for each loss.
+
+    With `tpe` the Bayesian part is Optuna's TPE, told the truth about stopped trials; without, a
+    quick imitation that crowds around the best points.
+    """
 
     trials: int = 60
     sobol_share: float = 0.4
@@ -69,6 +74,7 @@ class Plan:
     confirm: int = 0
     sweep: Mapping[str, Sequence[float]] = field(default_factory=dict)
     running: int = 0
+    tpe: bool = False
 
 
 class _Run:
@@ -82,6 +88,13 @@ class _Run:
         self.rungs: dict[int, list[float]] = {}
         self.units: list[Array] = []
         self.tops: list[float] = []
+        self.study: optuna.Study | None = None
+        if plan.tpe:
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, n_startup_trials=1, warn_independent_sampling=False
+            )
+            self.study = optuna.create_study(direction="maximize", sampler=sampler)
 
     def trial(self, unit: Array, origin: str, **extra: Any) -> float:
         problem, plan, space = self.problem, self.plan, self.problem.space
@@ -145,6 +158,17 @@ class _Run:
             }
             for t in range(shown)
         ]
+        if self.study is not None and state in ("finished", "stopped"):
+            over = state == "finished"
+            self.study.add_trial(
+                optuna.create_trial(
+                    params=values,
+                    distributions=space.distributions,
+                    value=score if over else None,
+                    intermediate_values={} if over else {done: score},
+                    state=optuna.trial.TrialState["COMPLETE" if over else "PRUNED"],
+                )
+            )
         if state != "diverged":
             self.units.append(unit)
             self.tops.append(score if state == "finished" else -1e9 + score)
@@ -179,17 +203,23 @@ class _Run:
             self.trial(unit, "bayes", running=True)
 
     def _published(self) -> Array | None:
+        space = self.problem.space
+        return self._position(space.published[0].values) if space.published else None
+
+    def _position(self, values: Mapping[str, Any]) -> Array:
         from study.analyses.samples import point_position
 
         space = self.problem.space
-        if not space.published:
-            return None
         names = list(space.distributions)
-        values = space.published[0].values
         return point_position(values, names, list(space.distributions.values()))
 
     def _suggest(self, d: int) -> Array:
         """What a Bayesian sampler does to a table: most points crowd around the best ones."""
+        if self.study is not None:
+            asked = self.study.ask(dict(self.problem.space.distributions))
+            # Its result is added as a trial of its own, with its state.
+            self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            return self._position(asked.params)
         if not self.units or self.rng.random() < 0.15:
             return self.rng.random(d)
         order = np.argsort(self.tops)[::-1][: max(len(self.tops) // 6, 2)]

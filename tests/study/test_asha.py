@@ -55,3 +55,27 @@ def test_replaying_curves_gives_the_same_rungs(curves: dict[str, float]) -> None
 def test_impossible_settings_are_refused(grace: int, reduction: int) -> None:
     with pytest.raises(ValueError, match="must hold"):
         Rungs(epochs=9, grace=grace, reduction=reduction)
+
+
+def test_a_rung_where_curves_cross_stops_nobody_once_that_is_seen() -> None:
+    """Who is best after one epoch ends last: the first rung misleads, the second does not."""
+    rungs = Rungs(epochs=9, grace=1, reduction=3)
+    for i in range(6):
+        rungs.report(f"w{i}", 1, float(-i))
+        rungs.report(f"w{i}", 3, float(i))
+        assert not rungs.is_misleading(1), "too few to tell"
+        rungs.witness(f"w{i}", float(i))
+    assert rungs.is_misleading(1)
+    assert not rungs.is_misleading(3)
+    assert not rungs.report("t", 1, -9.0)
+    assert rungs.report("t", 3, -9.0)
+
+
+def test_a_rung_that_orders_trials_rightly_is_used() -> None:
+    rungs = Rungs(epochs=9, grace=1, reduction=3)
+    for i in range(8):
+        rungs.report(f"w{i}", 1, float(i))
+        rungs.witness(f"w{i}", float(i))
+    assert not rungs.is_misleading(1)
+    assert rungs.report("t", 1, -9.0)
+    assert rungs.is_low("t", 1)

@@ -13,13 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
+from search_spaces.space import Space
+from study.analyses.lint import lint_spaces
+from study.checks import describe_data, open_data
 from study.home import create_study, new_study
 from study.main import main
-from study.plan import build_plan
+from study.plan import build_plan, load_plan
 from study.read_file import parse_study, read_study_file
+from study.running import begin
+from study.tuning.describing import protocol_record
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -77,7 +83,7 @@ def folder_of(classes: int, images: int) -> str:
 
 
 def one_lone_picture() -> str:
-    picture(Path("images") / "class99" / "0.png")
+    picture(Path("images") / "class99" / "0.png", seed=9999)
     return folder_of(20, 3)
 
 
@@ -154,6 +160,26 @@ def test_a_bad_image_folder(make: Any, message: str, study: Any) -> None:
     done = study("check", write(changed(data=data, training={"batch_size": 8})))
     assert done.code == 2
     assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_class_with_one_picture_is_no_query_where_that_is_allowed(study: Any) -> None:
+    data = {"name": "folder", "path": one_lone_picture(), "min_images": 1, "size": 28}
+    training = {"batch_size": 8, "images_per_class": 2}
+    done = study("check", write(changed(data=data, training=training)))
+    assert done.code == 0, done.err
+    assert "note: folder: 1 test class(es) have one image ('class99', ...)" in done.out
+
+
+def test_queries_without_anything_to_find_are_refused_before_any_trial(study: Any) -> None:
+    labels = np.repeat(np.arange(24), 4)
+    features = np.random.default_rng(0).normal(size=(96, 8)).astype(np.float32)
+    asks = (labels % 2).astype(np.int64)  # whole classes ask, so that no query finds its own
+    np.savez("a.npz", features=features, labels=labels, asks=asks)
+    data = {"name": "arrays", "path": "a.npz", "query": "asks=1"}
+    done = study("check", write(changed(data=data, training={"batch_size": 8})))
+    assert done.code == 2
+    assert "no validation image has another one of its class to find" in done.err
     assert done.err.count("\n") == 1
 
 
@@ -260,6 +286,56 @@ def test_check_prints_the_plan_and_the_cost(study: Any) -> None:
     assert report["cost"]["epochs_at_most"] == 12
 
 
+def test_a_published_point_outside_the_ranges_is_refused_aloud(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At check, at run and in the report; the search goes on without it."""
+    narrow = {"proxy_anchor": {"search": {"alpha": [64, 128, "log"]}}, "triplet": None}
+    done = study("check", write(changed(losses=narrow)))
+    said = "alpha=32 is outside [64, 128] log"
+    assert said in done.out
+    home = new_study("s", tmp_path / "studies")
+    begin(home, build_plan(read_study_file(Path("my.yaml"))))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "note:" in line]
+    assert lines
+    assert all(line.startswith("note: proxy_anchor: the published point (") for line in lines)
+    assert all(said in line for line in lines)
+    plan = load_plan(home.directory)
+    assert plan.published("proxy_anchor") == []
+    assert len(plan.published("triplet")) == 1
+    stored = {loss: Space.from_dict(space.to_dict()) for loss, space in plan.spaces.items()}
+    found = lint_spaces(stored)
+    assert (
+        found[found["rule"] == "published out of range"]["message"]
+        .str.contains(said, regex=False)
+        .any()
+    )
+    fitting = build_plan(parse_study(STUDY)).spaces
+    assert "published out of range" not in set(lint_spaces(fitting)["rule"])
+
+
+def test_what_did_not_fit_of_the_weights_is_said(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainables.backbone import build_backbone
+
+    state = dict(build_backbone("conv4", in_channels=1, image_size=28).model.state_dict())
+    del state["blocks.13.bias"]
+    torch.save(state, "weights.pth")
+    content = changed(backbone={"name": "conv4", "pretrained": "weights.pth"})
+    said = "note: weights: weights.pth: 23 weights loaded; 1 missing (blocks.13.bias)"
+    done = study("check", write(content))
+    assert done.code == 0, done.err
+    assert said in done.out
+    # What `study run` does before trials start, and what it keeps of it.
+    monkeypatch.setattr("study.running.execute", lambda *_, **__: 0)
+    assert said in study("run", "my.yaml").out
+    plan = build_plan(read_study_file(Path("my.yaml")))
+    data = describe_data(plan, open_data(plan, cache_dir=tmp_path / "cache"))
+    kept = protocol_record(plan, data)
+    assert kept["notes"] == [said.removeprefix("note: ")]
+
+
 def test_lists_for_scripts(study: Any) -> None:
     losses = {item["loss"]: item for item in json.loads(study("losses", "--json").out)}
     assert losses["proxy_anchor"]["knobs"]["alpha"]["symbol"] == "α"
@@ -267,8 +343,21 @@ def test_lists_for_scripts(study: Any) -> None:
     assert "synthesis_mu" in one["knobs"]
     names = {item["name"] for item in json.loads(study("datasets", "--json").out)}
     assert "glyphs" in names
+    assert one["optional"]["temperature_mode"]["default"] == "fixed"
+    assert set(one["optional"]) >= {"label_smoothing", "proxies_per_class", "synthesis_draw"}
     assert study("losses", "circel").code == 2
     assert json.loads(study("status", "--json").out) == []
+
+
+def test_losses_are_listed_with_all_there_is_to_search(study: Any) -> None:
+    overview = study("losses").out
+    assert "+synthesis" in overview
+    assert "pml:" in overview
+    for word in ("proxy_anchor", "arXiv:2003.13911", "α", "published 32"):
+        assert word in overview
+    one = study("losses", "soft_triple").out
+    for word in ("label_smoothing", "temperature_mode", "anneal_ratio", "optional, default 0"):
+        assert word in one
 
 
 def test_the_installed_command_answers() -> None:
@@ -322,13 +411,14 @@ def test_trials_from_elsewhere_become_a_study(study: Any, tmp_path: Path) -> Non
     assert study("import", "other").code == 2
 
 
-def saved_plan(uri: str) -> Path:
+def saved_plan(uri: str | None, name: str = "s") -> Path:
     from study.home import studies_root
     from study.plan import build_plan, save_plan
     from study.read_file import read_study_file
 
-    plan = build_plan(read_study_file(Path(write(changed(tracking={"uri": uri}))), ()))
-    directory = studies_root(None) / plan.name
+    content = changed(name=name, tracking={"uri": uri})
+    plan = build_plan(read_study_file(Path(write(content)), ()))
+    directory = studies_root(None).absolute() / plan.name
     directory.mkdir(parents=True)
     save_plan(plan, directory)
     return directory
@@ -346,23 +436,69 @@ def test_a_plan_with_a_password_is_for_its_owner_alone(study: Any, uri: str, pri
     assert (mode == 0o600) == private
 
 
-def test_ui_serves_a_study_kept_in_postgresql(study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = []
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stores that `study ui` would serve; tracking/test_servers.py starts real servers."""
+    uris: list[str] = []
 
     @contextlib.contextmanager
     def serve(uri: str, **_: Any) -> Iterator[str]:
-        served.append(uri)
+        uris.append(uri)
         yield "http://127.0.0.1:1"
 
-    # The server itself is started on a real database in tracking/test_servers.py.
     monkeypatch.setattr("study.tracking.server.serve", serve)
-    monkeypatch.setattr("study.tracking.reader.study_path", lambda *_: "/#/1")
+    monkeypatch.setattr("study.tracking.reader.study_path", lambda _, name: f"/#/{name}")
+    monkeypatch.setattr("study.tracking.local.relocate", lambda _: 0)
     monkeypatch.setattr("study.commands.ui._wait", lambda: None)
     monkeypatch.setattr("study.commands.ui.signal.signal", lambda *_: None)  # not pytest's own
-    uri = "postgresql://ada:s3cret@127.0.0.1:1/mlflow"
-    saved_plan(uri)
+    return uris
+
+
+DATABASE = "postgresql://ada:s3cret@127.0.0.1:1/mlflow"
+
+
+def test_ui_serves_a_study_kept_in_postgresql(study: Any, served: list[str]) -> None:
+    saved_plan(DATABASE)
     done = study("ui", "s")
     assert done.code == 0
-    assert served == [uri]
-    assert "http://127.0.0.1:1/#/1" in done.out
+    assert served == [DATABASE]
+    assert "http://127.0.0.1:1/#/s" in done.out
     assert "s3cret" not in done.out + done.err
+
+
+def test_ui_without_a_name_serves_the_last_study_and_tells_of_the_others(
+    study: Any, served: list[str], tmp_path: Path
+) -> None:
+    own = saved_plan(DATABASE, "one"), saved_plan(DATABASE, "two"), saved_plan(None, "alone")
+    (own[2] / "mlflow.db").write_bytes(b"a store")
+    saved_plan("http://ada:s3cret@127.0.0.1:9", "far")
+    saved_plan(None, "never-run")
+    (tmp_path / "studies" / "damaged").mkdir()
+    (tmp_path / "studies" / "damaged" / "plan.json").write_text("{")
+
+    def last(directory: Path) -> Any:
+        newest = max(p.stat().st_mtime for p in (tmp_path / "studies").glob("*/*")) + 10
+        os.utime(directory / "plan.json", (newest, newest))
+        return study("ui")
+
+    done = last(own[0])
+    assert done.code == 0
+    assert served == [DATABASE]
+    assert "one: http://127.0.0.1:1/#/one  (ctrl-C stops)" in done.out
+    assert "two: http://127.0.0.1:1/#/two\n" in done.out  # in the same store
+    assert "alone: has a store of its own  (study ui alone)" in done.out
+    assert "far: has a store of its own  (http://ada:***@127.0.0.1:9)" in done.out
+    assert "never-run" not in done.out
+    assert "s3cret" not in done.out + done.err
+    assert last(own[2]).code == 0
+    assert served[1:] == [f"sqlite:///{own[2] / 'mlflow.db'}"]
+    done = last(tmp_path / "studies" / "far")
+    assert "far is kept on http://ada:***@127.0.0.1:9" in done.out
+    assert "one: has a store of its own  (study ui one)" in done.out
+    assert len(served) == 2
+
+
+def test_ui_without_any_study_says_so(study: Any) -> None:
+    done = study("ui")
+    assert done.code == 2
+    assert "holds no study that has been run" in done.err

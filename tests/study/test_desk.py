@@ -65,6 +65,18 @@ def test_a_point_that_cannot_be_trained_fails_alone(tmp_path: Path) -> None:
     assert all("`weight_decay >= 0` must hold" in outcome.error for outcome in failed)
 
 
+def test_a_score_that_is_no_number_has_diverged(tmp_path: Path) -> None:
+    listener = Listener()
+    desk = open_desk(make_plan(losses=["triplet"]), tmp_path, listener)
+    spec = desk.start()
+    assert spec is not None
+    assert not desk.result(spec["trial"], {"state": "running", "epoch": 1, "score": 0.5})
+    assert desk.result(spec["trial"], {"state": "running", "epoch": 2, "score": float("nan")})
+    outcome = listener.outcomes[spec["trial"]]
+    assert (outcome.state, outcome.epochs, outcome.error) == ("diverged", 1, "the score is nan")
+    assert desk.start() is not None
+
+
 def test_a_trial_that_waits_for_a_slot_does_not_run(tmp_path: Path) -> None:
     desk = open_desk(make_plan(), tmp_path, Listener())
     first, ahead = desk.start(), desk.start()

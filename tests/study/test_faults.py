@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,20 @@ import pytest
 from study.home import StudyHome
 from study.tracking.server import free_port, serve
 from tests.study.driven import (
+    SEARCH,
     check_complete,
-    check_consistent,
+    check_resumed,
+    check_suggestions,
+    continued,
+    cut_power,
     ended_trials,
+    family,
+    freeze_workers,
     launch,
+    listener,
+    mark_checkpoints,
     recorded,
     wait_for,
-    workers_of,
     write_study,
 )
 
@@ -30,38 +38,67 @@ pytestmark = pytest.mark.ray
 def test_power_cut_move_and_resume(tmp_path: Path, data_cache: Path) -> None:
     """Everything dies at once, half a line is left in the journal, and the folder is moved."""
     home = StudyHome(tmp_path / "studies" / "s")
-    process = launch(tmp_path / "studies", "run", str(write_study(tmp_path)), "--no-report")
+    file = write_study(
+        tmp_path,
+        training={"epochs": 6, "batch_size": 32, "embedding_dim": 16},
+        search={**SEARCH, "sampler": "random"},
+    )
+    process = launch(tmp_path / "studies", "run", str(file), "--no-report")
     wait_for(home, 4, process)
-    import psutil
-
-    family = psutil.Process(process.pid).children(recursive=True)
-    for victim in [*family, psutil.Process(process.pid)]:
-        with_suppressed(victim)
-    process.wait()
+    freeze_workers(process, home)
+    cut_power(process)
     before = recorded(home)
+    assert (before["state"] == "running").any()
+    marked = mark_checkpoints(home)
     with (home.directory / "optuna.journal").open("ab") as journal:
         journal.write(b'{"op_code": 6, "worker')
     moved = StudyHome(tmp_path / "elsewhere" / "s")
     moved.directory.parent.mkdir()
     shutil.move(home.directory, moved.directory)
     resumed = launch(tmp_path / "elsewhere", "resume", "s", "--no-report")
-    output, _ = resumed.communicate(timeout=300)
+    output, _ = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, output
-    after = check_complete(moved)
-    done = before[before["state"] != "running"].merge(after, on="trial", suffixes=("", "_after"))
-    assert len(done) == (before["state"] != "running").sum()
-    assert (done["state"] == done["state_after"]).all()
-    assert len(list(moved.checkpoints.iterdir())) <= 2
+    check_resumed(moved, before, marked)
 
 
-def with_suppressed(process: object) -> None:
-    import contextlib
+def test_two_runs_of_one_name_at_once_and_a_ray_that_dies(tmp_path: Path, data_cache: Path) -> None:
+    """One of two runs goes on, the other says so in one line and changes nothing.
 
-    import psutil
+    Then the raylet of the one's own Ray is killed: it must not wait for ever.
+    """
+    root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
+    search = {"trials": 5, "repeats": 1}
+    training = {"epochs": 8, "batch_size": 32, "embedding_dim": 16}
+    file = write_study(tmp_path, losses=["triplet"], training=training, search=search)
+    both = [launch(root, "run", str(file), "--no-report") for _ in range(2)]
+    loser = first_to_end(both)
+    winner = both[1 - both.index(loser)]
+    words = loser.stdout.read() if loser.stdout else ""
+    assert loser.returncode == 2, words
+    assert words.count("\n") == 1, words
+    assert "exists" in words or "is being run by process" in words
+    assert [path.name for path in root.iterdir()] == ["s"], "no half-made directory is left"
+    wait_for(home, 1, winner)
+    next(p for p in family(winner) if p.name() == "raylet").kill()
+    words, _ = winner.communicate(timeout=30)
+    assert winner.returncode == 1, words
+    assert "Ray's raylet died" in words
+    assert "study resume s" in words
+    before = recorded(home)
+    resumed = launch(root, "resume", "s", "--no-report")
+    words, _ = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, words
+    check_resumed(home, before)
 
-    assert isinstance(process, psutil.Process)
-    with contextlib.suppress(psutil.Error):
-        process.kill()
+
+def first_to_end(processes: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for process in processes:
+            if process.poll() is not None:
+                return process
+        time.sleep(0.05)
+    raise AssertionError("both run")
 
 
 def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_cache: Path) -> None:
@@ -70,23 +107,31 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
     file = write_study(
         tmp_path,
         tracking={"uri": f"http://127.0.0.1:{port}"},
-        training={"epochs": 9, "batch_size": 32, "embedding_dim": 16},
+        training={"epochs": 12, "batch_size": 32, "embedding_dim": 16},
     )
     home = StudyHome(tmp_path / "studies" / "s")
     with serve(store, port=port, artifact_root=artifacts):
         process = launch(tmp_path / "studies", "run", str(file), "--no-report")
         wait_for(home, 1, process)
-    killed = workers_of(process)
+        cut_power(listener(port))
+        # A second run, and a resume, while the first is at it: refused, and nothing changes.
+        for command in (["run", str(file)], ["resume", "s"]):
+            second = launch(tmp_path / "studies", *command)
+            words, _ = second.communicate(timeout=60)
+            assert second.returncode == 2, words
+            assert words.count("\n") == 1, words
+    killed = freeze_workers(process, home)
+    marked = mark_checkpoints(home)
     for worker in killed:
         worker.kill()
-    assert killed
     wait_for(home, ended_trials(home) + 2, process)  # goes on without server and old workers
     with serve(store, port=port, artifact_root=artifacts):
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
         trials = check_complete(home)
     # A killed worker costs its trial the last epoch, not its life.
     assert set(trials["state"]) <= {"finished", "stopped"}
+    assert continued(home) == sorted(marked), "whoever is missing began again"
 
 
 def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
@@ -138,8 +183,10 @@ def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    trials = check_complete(StudyHome(tmp_path / "studies" / "s"))
+    home = StudyHome(tmp_path / "studies" / "s")
+    trials = check_complete(home)
     assert (trials["state"] != "failed").all()
+    check_suggestions(home)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a small file system")
@@ -167,49 +214,6 @@ def test_a_full_disk_stops_cleanly_and_goes_on_later(tmp_path: Path, data_cache:
         resumed = launch(root, "resume", "s", "--no-report")
         output, _ = resumed.communicate(timeout=300)
         assert resumed.returncode == 0, output
-        after = check_complete(home)
-        assert set(before["trial"]) <= set(after["trial"])
+        check_resumed(home, before)
     finally:
         subprocess.run(["umount", "-l", str(root)], check=True)
-
-
-def test_a_clock_that_goes_backwards(tmp_path: Path) -> None:
-    """Records carry the clock's word, but order and completeness come from steps."""
-    from study.jobs import Outcome
-    from study.plan import save_plan
-    from study.tracking.writer import Tracker
-    from study.tuning.run import _open_tracking
-    from study.tuning.telling import TrackingListener
-    from tests.study.tuning_simulation import drive, make_plan, open_ledger
-
-    plan = make_plan(losses=["triplet"], search={"trials": 3, "repeats": 1})
-    home = StudyHome(tmp_path / "s")
-    home.directory.mkdir()
-    save_plan(plan, home.directory)
-    ledger = open_ledger(plan, home.directory)
-    clock = iter(range(2_000_000_000, 0, -3600))
-    counts = {
-        f"{part}_{kind}": 1
-        for part in ("train", "validation", "test")
-        for kind in ("classes", "items")
-    }
-    data = {"name": "glyphs", "kind": "images", "fingerprint": "x", **counts}
-    with Tracker(
-        home.tracking_uri(plan),
-        spool=home.spool,
-        artifact_root=home.artifact_root(plan),
-        experiment=plan.name,
-    ) as tracker:
-        _open_tracking(tracker, plan, data)
-        listener = TrackingListener(tracker, plan, {}, clock=lambda: float(next(clock)))
-        while (job := ledger.next_job()) is not None:
-            listener.started(job)
-            for epoch in range(1, 10):
-                listener.epoch(job, epoch, {"map_at_r": epoch / 10})
-                ledger.report(job.trial, epoch, epoch / 10)
-            outcome = Outcome("finished", 9, 0.9)
-            listener.ended(job, outcome)
-            ledger.end(job.trial, outcome)
-    assert drive(ledger) == []
-    trials = check_consistent(home)
-    assert trials["score"].tolist() == [0.9, 0.9, 0.9]

@@ -8,8 +8,10 @@ import pytest
 from optuna.distributions import IntDistribution
 
 from study.errors import StudyError
+from study.jobs import Job
 from study.plan import Plan, build_plan, load_plan, save_plan
 from study.read_file import parse_study, read_study_file
+from trainables.settings import TrialSpec
 
 GOOD = "name: s\ndata: glyphs\nlosses: [proxy_anchor, triplet]\n"
 
@@ -26,6 +28,17 @@ def test_defaults_are_written_down(tmp_path: Path) -> None:
     assert file.search.sobol_share == 0.4
     assert file.protocol.objective == "map_at_r"
     assert list(file.losses) == ["proxy_anchor", "triplet"]
+
+
+def test_nmi_is_measured_only_when_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="'nmi' is not measured"):
+        read_study_file(write(tmp_path, GOOD + "protocol: {objective: nmi}\n"))
+    asked = GOOD + "protocol: {objective: nmi, nmi: true}\n"
+    plan = build_plan(read_study_file(write(tmp_path, asked)))
+    job = Job("t-0", "triplet", 0, "published", plan.example("triplet"), seed=0)
+    spec = plan.trial_spec(job, cache_dir=tmp_path, checkpoint_dir="")
+    assert spec.nmi
+    assert TrialSpec.from_dict(spec.to_dict()) == spec
 
 
 def test_learning_rates_without_a_dot_are_numbers(tmp_path: Path) -> None:

@@ -212,3 +212,17 @@ def test_a_real_tune_run(tmp_path: Path, shared_ray: None) -> None:
     table = read_tune(tmp_path / "real", space, metric="acc")
     assert sorted(table.trials["score"]) == pytest.approx([2e-3, 2e-2])
     assert set(table.trials["state"]) == {"finished"}
+
+
+def test_the_columns_of_a_csv_are_told() -> None:
+    from click.testing import CliRunner
+
+    from study.commands.import_trials import command
+    from study.importing import CSV_COLUMNS
+
+    said = CliRunner().invoke(command, ["--columns"])
+    assert said.exit_code == 0
+    for name, meaning in CSV_COLUMNS.items():
+        assert any(
+            line.startswith(name) and line.endswith(meaning) for line in said.output.splitlines()
+        )

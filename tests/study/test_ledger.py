@@ -13,11 +13,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from study.errors import StudyError
-from study.jobs import Job, Outcome
+from study.jobs import Job, Outcome, point_key
 from study.plan import Plan
 from study.requests import confirm_jobs, sweep_jobs
 from study.tuning.ledger import Ledger
-from study.tuning.record import Record
+from study.tuning.record import Record, job_of, outcome_of
 from tests.study.tuning_simulation import closeness, drive, make_plan, open_ledger
 
 
@@ -71,6 +71,16 @@ def test_told_states_are_true(tmp_path: Path) -> None:
             assert last == 9
             assert trial.value == trial.intermediate_values[9]
     assert len(study.trials) == sum(j.loss == "triplet" and j.origin != "repeat" for j in jobs)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random", "sobol", "grid", "cmaes"])
+def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> None:
+    search = {"sampler": sampler, "seed": 3, "stop_early": {"grace_epochs": 2, "reduction": 2}}
+    open_ledger(make_plan(losses=["triplet"], search=search), tmp_path)
+    said = optuna_study(tmp_path, "triplet").user_attrs["sampler"]
+    assert (said["name"], said["seed"], said["stopped_at"]) == (sampler, 3, [2, 4, 8])
+    assert said["sobol"] == {"share": 0.4, "scrambled": True}
+    assert ("n_startup_trials" in said) == (sampler in ("tpe", "gp", "cmaes"))
 
 
 def test_samplers_never_see_repeats(tmp_path: Path) -> None:
@@ -191,6 +201,27 @@ def test_extend_continues_sobol_and_ends_with_a_new_incumbent(tmp_path: Path) ->
     (tmp_path / "direct").mkdir()
     whole = drive(open_ledger(direct, tmp_path / "direct"), slots=1)
     assert [j.values for j in sobol] == [j.values for j in whole if j.origin == "sobol"]
+
+
+def test_tpe_sees_stopped_trials_with_the_epoch_they_reached(tmp_path: Path) -> None:
+    """And after a resume it sees the same, though learning curves are not held in memory."""
+    stop = {"grace_epochs": 1, "reduction": 2}
+    plan = make_plan(losses=["triplet"], search={"trials": 14, "stop_early": stop})
+    ledger = open_ledger(plan, tmp_path)
+    drive(ledger, slots=1)
+    stopped = {
+        job.point: outcome
+        for trial in ledger._record.searched("triplet")
+        if (outcome := outcome_of(trial)) is not None and outcome.state == "stopped"
+        for job in [job_of(trial)]
+    }
+    assert stopped
+    for study in (ledger, open_ledger(plan, tmp_path)):
+        seen = study._losses["triplet"]._mirror._study.trials
+        pruned = {point_key("triplet", t.params): t for t in seen if t.state == TrialState.PRUNED}
+        assert pruned.keys() == stopped.keys()
+        for point, outcome in stopped.items():
+            assert pruned[point].intermediate_values == {outcome.epochs: outcome.score}
 
 
 def test_gp_is_told_a_full_length_value_of_stopped_trials(tmp_path: Path) -> None:

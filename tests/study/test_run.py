@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,156 +13,223 @@ import pandas as pd
 import pytest
 
 from study.home import StudyHome
-from study.plan import build_plan, load_plan, save_plan
-from study.read_file import parse_study
+from study.plan import load_plan
 from study.tracking.reader import read_table
 from study.tuning.run import run
+from study.tuning.session import polite_stop
 from tests.study.driven import (
+    SEARCHED,
     check_complete,
     check_consistent,
+    check_resumed,
     ended_trials,
     launch,
     recorded,
+    start,
     wait_for,
+    write_features,
     write_study,
 )
+from tests.study.troubled import STRUCK, TroubledTrial
 
-CONTENT: dict[str, Any] = {
-    "name": "small",
-    "data": {"name": "glyphs", "classes": 200, "samples": 6},
-    "losses": ["proxy_anchor", "triplet"],
-    "training": {"epochs": 3, "batch_size": 32, "embedding_dim": 16},
-    "search": {"trials": 5, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}},
-}
 pytestmark = pytest.mark.ray
 
 
-def start(root: Path, **changes: Any) -> StudyHome:
-    plan = build_plan(parse_study({**CONTENT, **changes}))
-    home = StudyHome(root / plan.name)
-    home.directory.mkdir(parents=True)
-    save_plan(plan, home.directory)
-    return home
-
-
-@pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
-) -> StudyHome:
-    home = start(tmp_path_factory.mktemp("finished"))
-    summary = run(home, load_plan(home.directory))
-    assert summary.finished
-    assert summary.tracked
-    return home
-
-
-def test_a_study_runs_as_planned(finished: StudyHome) -> None:
-    trials = check_consistent(finished)
-    plan = load_plan(finished.directory)
-    searched = trials[trials["origin"] != "repeat"]
+def test_a_study_runs_as_planned(real_study: StudyHome) -> None:
+    trials = check_complete(real_study)
+    plan = load_plan(real_study.directory)
+    searched = trials[trials["origin"].isin(SEARCHED)]
     assert Counter(searched["loss"]) == {"proxy_anchor": 5, "triplet": 5}
     assert set(trials["state"]) <= {"finished", "stopped"}
     assert (trials[trials["origin"] != "bayes"]["state"] == "finished").all()
-    assert len(trials) <= sum(plan.trials(loss) for loss in plan.losses)
+    search = trials[trials["origin"].isin([*SEARCHED, "repeat"])]
+    assert len(search) <= sum(plan.trials(loss) for loss in plan.losses)
 
 
-def test_only_the_best_checkpoint_of_each_loss_is_left(finished: StudyHome) -> None:
-    names = sorted(p.stem for p in finished.checkpoints.iterdir())
-    assert len(names) == 2
-    table = read_table(finished.tracking_uri(load_plan(finished.directory)), "small")
+def test_only_the_best_checkpoint_of_each_loss_is_left(real_study: StudyHome) -> None:
+    names = {p.stem for p in real_study.checkpoints.iterdir()}
+    table = read_table(real_study.tracking_uri(load_plan(real_study.directory)), "small")
     search = table.trials[
-        (table.trials["origin"] != "repeat") & (table.trials["state"] == "finished")
+        table.trials["origin"].isin(SEARCHED) & (table.trials["state"] == "finished")
     ]
     best = search.loc[search.groupby("loss")["score"].idxmax()]["trial"]
-    assert names == sorted(best)
+    # Of each confirmed point (the best and the published one of either loss) the first seed stays.
+    confirmed = table.trials[table.trials["origin"] == "confirm"].groupby("point")["trial"].first()
+    assert len(best) == 2
+    assert names == {*best, *confirmed}
 
 
-def test_resuming_a_finished_study_runs_nothing(finished: StudyHome, shared_ray: None) -> None:
-    before = recorded(finished)
-    assert run(finished, load_plan(finished.directory)).finished
-    pd.testing.assert_frame_equal(before, recorded(finished))
-    check_consistent(finished)
+def test_resuming_a_finished_study_runs_nothing(real_study: StudyHome, shared_ray: None) -> None:
+    before = recorded(real_study)
+    assert run(real_study, load_plan(real_study.directory), report=False).finished
+    pd.testing.assert_frame_equal(before, recorded(real_study))
+    check_consistent(real_study)
 
 
-def test_a_study_that_is_held_is_refused(finished: StudyHome) -> None:
+def test_a_study_that_is_held_is_refused(real_study: StudyHome) -> None:
     from study.errors import StudyError
 
-    with finished.locked(), pytest.raises(StudyError, match="is being run by process"):
-        run(finished, load_plan(finished.directory))
+    with real_study.locked(), pytest.raises(StudyError, match="is being run by process"):
+        run(real_study, load_plan(real_study.directory))
 
 
-def test_confirm_reads_the_test_classes_and_registers_the_winner(
-    finished: StudyHome, shared_ray: None
-) -> None:
+def test_confirm_reads_the_test_classes_and_registers_the_winner(real_study: StudyHome) -> None:
     import mlflow
     import numpy as np
 
     from study.requests import confirm_jobs
     from study.running import incumbents
 
-    plan = load_plan(finished.directory)
-    jobs = confirm_jobs(plan, incumbents(finished, plan))
-    summary = run(finished, plan, requests=jobs, search=False)
-    assert summary.finished
-    trials = check_consistent(finished)
+    plan = load_plan(real_study.directory)
+    jobs = confirm_jobs(plan, incumbents(real_study, plan))
+    trials = check_consistent(real_study)
     confirmed = trials[trials["origin"] == "confirm"]
     assert len(confirmed) == len(jobs)
     assert set(confirmed["split"]) == {"test"}
     assert (confirmed["epochs"] == 3).all()
-    table = read_table(finished.tracking_uri(plan), plan.name)
+    table = read_table(real_study.tracking_uri(plan), plan.name)
     assert set(table.baseline) == {"validation", "test"}
-    text = (finished.report / "index.html").read_text(encoding="utf-8")
+    text = (real_study.report / "index.html").read_text(encoding="utf-8")
     assert "best test epoch" in text
-    mlflow.set_tracking_uri(finished.tracking_uri(plan))
+    mlflow.set_tracking_uri(real_study.tracking_uri(plan))
     model = mlflow.pyfunc.load_model(f"models:/{plan.name}/1")
     vectors = np.asarray(model.predict(np.zeros((2, 28, 28, 1), dtype=np.uint8)))
     assert vectors.shape == (2, 16)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
 
 
-def test_failures_and_divergence_are_results(
-    tmp_path: Path, shared_ray: None, data_cache: Path
-) -> None:
-    """A point that asks for too much memory fails alone; one that explodes has diverged."""
-    huge = 2**40
+def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    from study.finishing import Refresher
+    from study.tracking.writer import Tracker
+
+    plan = load_plan(real_study.directory)
+    uri = real_study.tracking_uri(plan)
+    page = real_study.report / "index.html"
+    before = page.read_bytes()
+    page.write_text("an older report", encoding="utf-8")
+    fields: dict[str, Any] = {"artifact_root": None, "experiment": plan.name}
+    with (
+        Tracker(uri, spool=real_study.spool, **fields) as tracker,
+        Refresher(real_study, plan, tracker, seconds=0.0) as refresher,
+    ):
+        deadline = time.monotonic() + 120
+        while page.read_bytes() != before or refresher.is_busy:
+            assert time.monotonic() < deadline
+            refresher.tick([])
+            time.sleep(0.1)
+        assert tracker.flush(60.0)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(plan.name)
+    (study,) = client.search_runs([experiment.experiment_id], "tags.`dml.kind` = 'study'")
+    path = client.download_artifacts(study.info.run_id, "report/index.html", str(tmp_path))
+    assert Path(path).read_bytes() == before
+
+
+HUGE = 2**40
+
+
+@pytest.fixture(scope="module")
+def troubled(
+    tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
+) -> StudyHome:
+    """A study whose trials are struck by this and that, while the clock jumps backwards."""
+    folder = tmp_path_factory.mktemp("troubled")
+    real, started = time.time, time.monotonic()
+
+    def jumping() -> float:
+        return real() - 3600.0 * int(time.monotonic() - started)
+
     home = start(
-        tmp_path,
+        folder,
+        data={"name": "arrays", "path": str(write_features(folder))},
         losses={
-            "triplet": {"search": {"embedding_dim": {"choices": [8, huge]}}},
-            "circle": {"search": {"backbone_lr": [1e-3, 1e30, "log"]}},
+            STRUCK: None,
+            "triplet": {"search": {"embedding_dim": {"choices": [8, HUGE]}}},
+            "circle": {"search": {"head_lr": [1e-3, 1e30, "log"]}, "fixed": {"clip_grad": 0.0}},
         },
-        training={"epochs": 2, "batch_size": 32},
-        search={"trials": 8, "repeats": 1, "sampler": "sobol"},
+        training={"epochs": 3, "batch_size": 32},
+        search={"trials": 7, "repeats": 1, "sampler": "sobol"},
     )
-    summary = run(home, load_plan(home.directory))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", jumping)
+        summary = run(home, load_plan(home.directory), trainable=TroubledTrial, report=False)
     assert summary.finished
-    trials = check_consistent(home)
-    failed = trials[trials["state"] == "failed"]
-    assert set(failed["loss"]) == {"triplet"}
-    assert (failed["knob.embedding_dim"] == huge).all()
-    assert len(failed) == (trials["knob.embedding_dim"] == huge).sum()
-    assert failed["error"].str.contains("memory").all()
-    assert {p.stem for p in (home.directory / "errors").iterdir()} == set(failed["trial"])
-    diverged = trials[trials["state"] == "diverged"]
-    assert set(diverged["loss"]) == {"circle"}
-    assert diverged["score"].isna().all()
+    assert summary.tracked
+    return home
 
 
-def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: Path) -> None:
-    """ctrl-C, SIGTERM, then SIGKILL; the last resume ends with every trial there, once."""
+def test_a_point_that_needs_too_much_memory_fails_alone(troubled: StudyHome) -> None:
+    trials = check_complete(troubled)
+    mine = trials[trials["loss"] == "triplet"]
+    huge = mine["knob.embedding_dim"] == HUGE
+    assert 0 < huge.sum() < len(mine)
+    assert (mine[huge]["state"] == "failed").all()
+    assert mine[huge]["error"].str.contains("memory").all()
+    assert (mine[~huge]["state"] == "finished").all()
+
+
+def test_a_point_that_explodes_has_diverged(troubled: StudyHome) -> None:
+    trials = check_complete(troubled)
+    mine = trials[trials["loss"] == "circle"]
+    exploded = mine[mine["knob.head_lr"] > 1e20]
+    assert len(exploded)
+    assert (exploded["state"] == "diverged").all()
+    assert exploded["score"].isna().all()
+    assert (mine["state"] == "finished").any()
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "epochs", "words"),
+    [
+        (1, "failed", 0, "Input/output error"),
+        (2, "failed", 0, "CUDA out of memory"),
+        (3, "diverged", 1, "vectors are NaN"),
+        (4, "finished", 3, ""),
+        (5, "failed", 0, "device-side assert"),
+    ],
+    ids=["exception in data", "CUDA out of memory", "NaN loss", "killed worker", "broken GPU"],
+)
+def test_what_strikes_a_trial_strikes_it_alone(
+    troubled: StudyHome, number: int, state: str, epochs: int, words: str
+) -> None:
+    trials = check_complete(troubled)
+    mine = trials[trials["loss"] == STRUCK]
+    hit = mine[mine["number"] == number].to_dict("records")[0]
+    assert (hit["state"], hit["epochs"]) == (state, epochs)
+    assert words in hit["error"]
+    assert (troubled.errors / f"{hit['trial']}.txt").exists() == (state == "failed")
+    assert (mine[~mine["number"].between(1, 5)]["state"] == "finished").all(), "others train on"
+    assert (troubled.checkpoints / f"{STRUCK}-0004.killed").exists()
+
+
+def test_a_clock_that_goes_backwards_changes_nothing_but_times(troubled: StudyHome) -> None:
+    trials = check_complete(troubled)  # order and completeness come from steps
+    assert trials["started"].max() - trials["started"].min() > 3600
+    assert not trials.sort_values("number")["started"].is_monotonic_increasing
+    assert (trials[trials["state"] == "finished"]["seconds"] > 0).all()
+
+
+def test_a_termination_is_a_polite_stop() -> None:
+    with polite_stop(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> None:
+    """ctrl-C, then SIGKILL; the last resume ends with every trial there, once."""
     root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
     process = launch(root, "run", str(write_study(tmp_path)), "--no-report")
-    for polite in (signal.SIGINT, signal.SIGTERM):
-        wait_for(home, ended_trials(home) + 1, process)
-        process.send_signal(polite)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 130, output
-        assert "study resume s" in output
-        assert "Traceback" not in output
-        assert (recorded(home)["state"] == "running").any()
-        process = launch(root, "resume", "s", "--no-report")
+    wait_for(home, 1, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "study resume s" in output
+    assert "Traceback" not in output
+    assert (recorded(home)["state"] == "running").any()
+    process = launch(root, "resume", "s", "--no-report")
     wait_for(home, ended_trials(home) + 2, process)
-    os.killpg(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)  # the driver alone: its workers learn it by themselves
     process.wait()
     before = recorded(home)
     assert (before["state"] == "running").any()
@@ -169,10 +237,58 @@ def test_interrupted_terminated_killed_and_resumed(tmp_path: Path, data_cache: P
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert "untrained backbone" in output
-    after = check_complete(home)
-    done = before[before["state"] != "running"]
-    kept = done.merge(after, on="trial", suffixes=("", "_after"))
-    assert (kept["state"] == kept["state_after"]).all()
-    assert len(kept) == len(done)
-    assert set(before["trial"]) <= set(after["trial"])
+    check_resumed(home, before)
     assert (home.report / "index.html").exists()
+
+
+@pytest.mark.postgres
+def test_the_same_study_in_postgresql_tells_no_secret(
+    real_study: StudyHome,
+    postgres: str,
+    tmp_path: Path,
+    shared_ray: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the sampler's clock cannot change is equal, number for number, in both stores."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hidden-in-the-environment")
+    home = start(
+        tmp_path,
+        tracking={"uri": postgres},
+        storage={
+            "checkpoints": str(tmp_path / "hidden-in-the-environment" / "token=hidden-in-a-path")
+        },
+    )
+    plan = load_plan(home.directory)
+    summary = run(home, plan)
+    assert summary.finished
+    assert summary.tracked
+    check_complete(home)
+    equal = []
+    for one in (real_study, home):
+        trials = read_table(one.tracking_uri(load_plan(one.directory)), "small").trials
+        fixed = trials[trials["origin"].isin(["published", "sobol"])].reset_index(drop=True)
+        knobs = [name for name in fixed.columns if name.startswith("knob.")]
+        columns = ["trial", "origin", "state", "point", "seed", "epochs", "score", *knobs]
+        equal.append(fixed[[*columns, "metric.loss", "metric.recall_at_1"]].to_csv())
+    assert equal[0] == equal[1]
+    seen = _everything_in(postgres, "small")
+    assert "proxy_anchor-0000" in seen
+    for path in home.directory.rglob("*"):
+        if path.is_file() and path.name not in ("plan.json", "study.yaml"):
+            seen += path.read_bytes().decode(errors="replace")
+    for path in (home.directory / "artifacts").rglob("plan.json"):
+        seen += path.read_text(encoding="utf-8")
+    words = ("s3cret-word", "hidden-in-a-path", "hidden-in-the-environment")
+    assert [word for word in words if word in seen] == []
+
+
+def _everything_in(uri: str, experiment: str) -> str:
+    """Settings, tags, datasets and words of every run, as a person with access would see them."""
+    from mlflow import MlflowClient
+
+    from study.tracking.address import with_driver
+
+    client = MlflowClient(with_driver(uri))
+    found = client.get_experiment_by_name(experiment)
+    runs = client.search_runs([found.experiment_id], max_results=1000)
+    return str([found.tags, *(run.to_dictionary() for run in runs)])

@@ -15,6 +15,7 @@ from study.tuning.ledger import Ledger
 from study.tuning.record import Record
 
 Curve = Callable[[Job, int], float]
+_PARTS = ("train", "validation", "test")
 
 
 def make_plan(**changes: Any) -> Plan:
@@ -29,6 +30,13 @@ def make_plan(**changes: Any) -> Plan:
         known = content.get(key)
         content[key] = {**known, **value} if isinstance(known, Mapping) else value
     return build_plan(parse_study(content))
+
+
+def made_up_data() -> dict[str, Any]:
+    """What `describe_data` says of some data."""
+    parts = [f"{part}_{kind}" for part in _PARTS for kind in ("classes", "items")]
+    known = {"name": "glyphs", "kind": "images", "fingerprint": "x", "notes": []}
+    return {**known, **dict.fromkeys(parts, 1)}
 
 
 def open_ledger(plan: Plan, directory: Path, **options: Any) -> Ledger:

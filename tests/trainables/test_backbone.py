@@ -200,6 +200,44 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         load_weights(conv4().model, tmp_path / "r.pth")
 
 
+def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As another library would call the same layers."""
+    return {f"_layer{i}.{n.rpartition('.')[2]}": v for i, (n, v) in enumerate(state.items())}
+
+
+def test_other_names_of_the_same_model_are_taken_in_order(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    state = dict(conv4().model.state_dict())
+    torch.save({**renamed(state), "_fc.weight": torch.zeros(10, 128)}, tmp_path / "w.pth")
+    model = conv4().model
+    report = load_weights(model, tmp_path / "w.pth")
+    assert report.complete
+    assert report.in_order
+    assert "taken in order" in str(report)
+    assert report.ignored == ("_fc.weight",)
+    for name, value in model.state_dict().items():
+        assert "num_batches" in name or torch.equal(value, state[name]), name
+
+
+@pytest.mark.parametrize("change", ["shape", "kind", "one more", "one less"])
+def test_other_names_are_refused_unless_every_weight_pairs_up(tmp_path: Path, change: str) -> None:
+    state = renamed(dict(conv4().model.state_dict()))
+    names = list(state)
+    if change == "shape":
+        state[names[0]] = torch.zeros(16, 3, 3, 3)
+    elif change == "kind":  # weight and bias of a batch norm in the other order
+        at = next(i for i, name in enumerate(names) if name.endswith(".bias"))
+        names[at - 1], names[at] = names[at], names[at - 1]
+        state = {name: state[name] for name in names}
+    elif change == "one more":
+        state["_last.weight"] = torch.zeros(1)
+    else:
+        del state[names[0]]
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match="only 0 of the model's"):
+        load_weights(conv4().model, tmp_path / "w.pth")
+
+
 # --- BN-Inception ------------------------------------------------------------------------------
 
 # Names and shapes as the public file has them (converted from Caffe), a sample of each kind.

@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from trainables.backbone import build_backbone
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
+from trainables.data.dataset import Dataset, Part
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
-from trainables.replica import DivergedError
+from trainables.replica import DivergedError, embed
+from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
 from trainables.training import Training, split_tasks, untrained_metrics
 from trainables.workbench import Bench, open_bench
@@ -95,6 +98,19 @@ def test_training_learns_unseen_classes(bench: Bench) -> None:
     assert result["metrics"]["recall_at_1"] > untrained["recall_at_1"]
 
 
+def test_nmi_is_scored_when_asked_for(bench: Bench) -> None:
+    spec = spec_of("triplet")
+    assert "nmi" not in Training(spec, bench).replicas[0].score()
+    asked = replace(spec, nmi=True)
+    replica = Training(asked, bench).replicas[0]
+    expected = nmi(
+        embed(replica.model, replica.task.score, replica.augment), replica.task.score.labels
+    )
+    assert replica.score()["nmi"] == expected
+    assert 0 < expected < 1
+    assert 0 < untrained_metrics(asked, bench)["nmi"] < 1
+
+
 def test_seeds_differ_and_repeat(bench: Bench) -> None:
     score = [
         Training(spec_of("triplet", seed=seed), bench).run_epoch()["score"] for seed in (1, 1, 2)
@@ -124,6 +140,32 @@ def test_splits_share_no_class(bench: Bench) -> None:
             assert not (
                 split == "validation" and set(task.score.labels) & set(bench.dataset.test.labels)
             )
+
+
+@pytest.mark.parametrize("n_folds", [1, 2, 4])
+def test_validation_asks_queries_of_the_gallery_as_the_test_does(n_folds: int) -> None:
+    labels = np.repeat(np.arange(16), 6)
+    queries = np.tile([True, False, False], 32)
+    items = np.arange(96, dtype=np.float32)[:, None] + np.zeros(4, np.float32)
+    half = Part(items, labels, queries)
+    data = Dataset("arrays", half, half, tuple(map(str, range(16))), "")
+    for task in split_tasks(data, "validation", n_folds):
+        assert task.score.is_query is not None
+        asked = task.score.read(slice(None))[:, 0].astype(int)
+        np.testing.assert_array_equal(task.score.is_query, queries[asked])
+
+
+@pytest.mark.parametrize("n_folds", [1, 2, 4])
+def test_folds_of_mixed_classes_copy_nothing(n_folds: int) -> None:
+    labels = np.tile(np.arange(16), 6)  # classes do not lie together
+    half = Part(np.arange(96, dtype=np.float32)[:, None], labels)
+    data = Dataset("arrays", half, half, tuple(map(str, range(16))), "")
+    for task in split_tasks(data, "validation", n_folds):
+        for part in (task.train, task.score):
+            assert np.shares_memory(part.items, half.items)
+            assert len(part) == len(part.read(slice(None)))
+            rows = part.read(np.array([3, 0]))[:, 0].astype(int)
+            np.testing.assert_array_equal(labels[rows], part.labels[[3, 0]])
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -228,6 +270,24 @@ def test_warm_up_keeps_the_backbone_still(bench: Bench) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, backbone.parameters(), strict=True))
     training.run_epoch()
     assert not all(torch.equal(a, b) for a, b in zip(before, backbone.parameters(), strict=True))
+
+
+def test_a_trial_freezes_the_norms_of_its_own_copy_of_the_pretrained_backbone(
+    data_cache: Path, tmp_path: Path
+) -> None:
+    source = build_backbone("conv4", in_channels=1, image_size=28)
+    torch.save(source.model.state_dict(), tmp_path / "w.pth")
+    given = {**CONV4, "pretrained": str(tmp_path / "w.pth")}
+    bench = open_bench(GLYPHS, given, cache_dir=data_cache)
+    own = bench.new_backbone(seed=1, bn_freeze="all")
+    assert own is not None
+    assert bench.prototype is not None
+    norms = [m for m in own.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert not any(m.training or m.weight.requires_grad for m in norms)
+    assert bench.prototype.bn_freeze == "none"
+    for name, value in source.model.state_dict().items():
+        assert torch.equal(own.model.state_dict()[name], value), name
 
 
 def test_pooling() -> None:

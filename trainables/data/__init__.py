@@ -56,6 +56,7 @@ _PICTURES: Mapping[str, Option] = {
     "size": Option(256, "side in pixels at which pictures are kept; crops are cut from these"),
     "fit": Option("crop", "crop (shorter side to size, centre kept), squash or pad"),
     "on_bad_image": Option("refuse", "refuse or skip pictures that cannot be read"),
+    "on_duplicate": Option("refuse", "refuse or drop training images that are in another class"),
 }
 
 DATASETS: Mapping[str, DatasetInfo] = {

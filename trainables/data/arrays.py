@@ -12,34 +12,31 @@ Keys of the .npz (or the .npy files named by the options of the same name):
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.data.array_files import (
+    ENCODED,
+    Arrays,
+    contents_digest,
+    first_side,
+    hash_of,
+    load_arrays,
+    payload_of,
+    sized,
+)
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
-from trainables.data.listing import (
-    Listing,
-    bad_notes,
-    check_reading,
-    decoded_rows,
-    halve,
-    remark_notes,
-    report_bad,
-)
+from trainables.data.duplicates import DIGESTS, SPEC, digests, leave_out_copies
+from trainables.data.listing import Listing, check_halves, check_reading, decoded_rows, halve
+from trainables.data.notes import query_notes, report_bad, report_copies, row_notes
 
-ENCODED = ("webp", "jpeg", "png", "pictures")
-PAYLOADS = ("images", "features", *ENCODED)
-VERSION = 1
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
-
-Arrays = dict[str, NDArray[Any]]
+VERSION = 2
+ITEMS = "images"  # their name in the cache, as that of pictures from files
+SMALLEST = 8  # a side that every payload without one passes with
 
 
 def read_arrays(
@@ -53,6 +50,7 @@ def read_arrays(
     size: int = 0,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read a .npz, or a .npy of images (4-d or 3-d) or features (2-d) with a .npy of labels.
 
@@ -64,142 +62,41 @@ def read_arrays(
         size: Side of encoded pictures after decoding; 0 takes the first picture's shorter side.
     """
     file = Path(path).expanduser()
-    arrays = _load(file, Path(labels).expanduser() if labels else None)
-    payload, n_items = _payload(arrays, file)
+    arrays = load_arrays(file, Path(labels).expanduser() if labels else None)
+    payload, n_items = payload_of(arrays, file)
     listing = _listing(arrays, n_items, file, query, min_images)
-    order = np.argsort(listing.in_test, kind="stable")
+    check_halves(listing)
+    side = (size or first_side(arrays, payload)) if payload in ENCODED else SMALLEST
+    check_reading(
+        "arrays", size=side, fit=fit, on_bad_image=on_bad_image, on_duplicate=on_duplicate
+    )
+    rows = (
+        _picture_rows(arrays, payload, listing, side, fit, cache_dir, progress)
+        if payload in ENCODED
+        else _plain_rows(arrays, payload, listing, cache_dir, progress)
+    )
+    order = _order(listing)
     names = [f"item {i}" for i in order]
-    settings = {"file": _digest(arrays, payload), "payload": payload, "order": _hash(order)}
-    if payload in ENCODED:
-        side = size or _first_side(arrays, payload)
-        check_reading("arrays", size=side, fit=fit, on_bad_image=on_bad_image)
-        pictures, offsets = arrays[payload], arrays["offsets"].astype(np.int64)
-        rows = decoded_rows(
-            "arrays",
-            lambda row: BytesIO(pictures[offsets[order[row]] : offsets[order[row] + 1]].tobytes()),
-            n_items,
-            settings=settings,
-            cache_dir=cache_dir,
-            progress=progress,
-            size=side,
-            fit=fit,
-        )
-        report_bad("arrays", rows, names, on_bad_image=on_bad_image)
-    else:
-        rows = _plain_rows(arrays, payload, order, settings, cache_dir, progress)
-    items = next(iter(rows.arrays.values()))
+    report_bad("arrays", rows, names, on_bad_image=on_bad_image)
+    report_copies("arrays", rows, names, on_duplicate=on_duplicate)
     kept = order[rows.kept]
-    train, test = halve(items, listing, kept)
-    if listing.is_query is not None:  # also for validation classes: same protocol, same difficulty
-        train = Part(train.items, train.labels, listing.is_query[kept][: len(train)])
+    queries = None if listing.is_query is None else listing.is_query[kept]
+    train, test = halve(rows.arrays[ITEMS], listing, kept)
+    if queries is not None:  # also for validation classes: same protocol, same difficulty
+        train = Part(train.items, train.labels, queries[: len(train)])
     return Dataset(
         name="arrays",
         train=train,
         test=test,
         class_names=tuple(listing.class_names),
-        fingerprint=_hash(np.frombuffer(rows.fingerprint.encode(), np.uint8), listing.labels[kept]),
-        notes=(*bad_notes("arrays", rows, names), *remark_notes("arrays", rows, names)),
+        fingerprint=hash_of(
+            np.frombuffer(rows.fingerprint.encode(), np.uint8), listing.labels[kept]
+        ),
+        notes=(
+            *row_notes("arrays", rows, names),
+            *query_notes("arrays", rows, names, queries),
+        ),
     )
-
-
-def holds_features(path: str) -> bool:
-    """Whether a file holds features instead of images; its numbers are not read.
-
-    False for a file that cannot be read: reading it will say why.
-    """
-    file = Path(path).expanduser()
-    try:
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as content:
-                return "features" in content.files
-        return bool(np.load(file, allow_pickle=False, mmap_mode="r").ndim == 2)
-    except UNREADABLE:
-        return False
-
-
-def _load(file: Path, labels: Path | None) -> Arrays:
-    for needed in (file, labels):
-        if needed is not None and not needed.is_file():
-            raise ValueError(f"arrays: the file {needed} does not exist.")
-    try:
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
-        elif file.suffix == ".npy":
-            items = np.load(file, allow_pickle=False, mmap_mode="r")
-            arrays = {"features" if items.ndim == 2 else "images": items}
-        else:
-            raise ValueError(f"arrays: the file must be .npz or .npy, got {file.name!r}.")
-        if labels is not None:
-            arrays["labels"] = np.load(labels, allow_pickle=False)
-    except UNREADABLE as error:
-        if str(error).startswith("arrays:"):
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"arrays: {file} cannot be read: {reason}") from error
-    if "labels" not in arrays:
-        raise ValueError(
-            f"arrays: {file.name} has no `labels` (it has {', '.join(arrays)}); "
-            "name a .npy of them with the option labels."
-        )
-    return arrays
-
-
-def _payload(arrays: Arrays, file: Path) -> tuple[str, int]:
-    """Which array holds the items, and how many there are; shapes and types are checked here."""
-    found = [name for name in PAYLOADS if name in arrays]
-    if len(found) != 1:
-        raise ValueError(
-            f"arrays: {file.name} must hold one of {', '.join(PAYLOADS)}, "
-            f"got {', '.join(found) or ', '.join(arrays)}."
-        )
-    name, items = found[0], arrays[found[0]]
-    if name == "images" and (items.dtype != np.uint8 or items.ndim not in (3, 4)):
-        raise ValueError(
-            f"arrays: images must be uint8 (N, H, W) or (N, H, W, C), got {items.dtype} "
-            f"{items.shape}."
-        )
-    if name == "features" and (items.ndim != 2 or items.dtype.kind not in "fiu"):
-        raise ValueError(
-            f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}."
-        )
-    count = len(items) if items.ndim else 0
-    if name in ENCODED:
-        count = _check_offsets(arrays.get("offsets"), name, items, file)
-    if not count:
-        raise ValueError(f"arrays: {file.name} must hold at least one item, got none in `{name}`.")
-    scale = arrays.get("scale") if name == "features" else None
-    if scale is not None and (scale.shape != items.shape[1:] or scale.dtype.kind not in "fiu"):
-        raise ValueError(
-            f"arrays: `scale` of {file.name} must be {items.shape[1]:,} numbers, one for each "
-            f"dimension of the features, got {scale.dtype} {scale.shape}."
-        )
-    labels = arrays["labels"]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != count:
-        raise ValueError(
-            f"arrays: labels must be {count:,} integers, got {labels.dtype} {labels.shape}."
-        )
-    return name, count
-
-
-def _check_offsets(offsets: NDArray[Any] | None, name: str, items: NDArray[Any], file: Path) -> int:
-    """How many encoded pictures the offsets tell apart."""
-    rule = (
-        f"arrays: `{name}` of {file.name} needs `offsets` (N + 1,) that rise from 0 to its length"
-    )
-    if items.dtype.itemsize != 1 or items.ndim != 1:
-        raise ValueError(
-            f"arrays: `{name}` of {file.name} must be one run of bytes, got {items.dtype} "
-            f"{items.shape}."
-        )
-    if offsets is None:
-        raise ValueError(f"{rule}, but there are none.")
-    if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
-        raise ValueError(f"{rule}, got {offsets.dtype} {offsets.shape}.")
-    places = offsets.astype(np.int64)
-    if places[0] != 0 or places[-1] > len(items) or (np.diff(places) < 0).any():
-        raise ValueError(f"{rule} ({len(items):,}), got {places[0]:,} to {places[-1]:,}.")
-    return len(offsets) - 1
 
 
 def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: int) -> Listing:
@@ -211,14 +108,14 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
             f"{values[counts.argmin()]} has {counts.min()}; remove it or set min_images."
         )
     if "class_split" in arrays:
-        in_test = _sized(arrays, "class_split", n_classes)[ids] != 0
+        in_test = sized(arrays, "class_split", n_classes)[ids] != 0
     elif "split" in arrays:
-        in_test = _sized(arrays, "split", n_items) != 0
+        in_test = sized(arrays, "split", n_items) != 0
     else:
         in_test = 2 * ids >= n_classes
     titles = [str(v) for v in values]
     if "class_names" in arrays:
-        titles = [str(name) for name in _sized(arrays, "class_names", n_classes)]
+        titles = [str(name) for name in sized(arrays, "class_names", n_classes)]
     is_query = None
     if query:
         key, _, value = query.partition("=")
@@ -227,7 +124,7 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
                 f"arrays: query must be KEY=VALUE with a KEY of {file.name} "
                 f"({', '.join(arrays)}), got {query!r}."
             )
-        is_query = _sized(arrays, key, n_items).astype(str) == value.strip()
+        is_query = sized(arrays, key, n_items).astype(str) == value.strip()
         if not is_query.any() or is_query.all():
             raise ValueError(
                 f"arrays: query {query!r} makes {is_query.sum():,} of {n_items:,} items."
@@ -235,76 +132,84 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
     return Listing(file.parent, [], ids.astype(np.int64), in_test, titles, is_query)
 
 
-def _plain_rows(
+def _order(listing: Listing) -> NDArray[np.int64]:
+    """The items' numbers in the order of rows: training half first."""
+    return np.argsort(listing.in_test, kind="stable")
+
+
+def _picture_rows(
     arrays: Arrays,
     payload: str,
-    order: NDArray[np.int64],
-    settings: dict[str, Any],
+    listing: Listing,
+    size: int,
+    fit: str,
     cache_dir: Path,
     progress: Progress | None,
 ) -> CachedRows:
-    """Pixels or features copied to the cache, training half first."""
-    items = arrays[payload]
+    """Encoded pictures, decoded to the cache."""
+    order = _order(listing)
+    pictures, offsets = arrays[payload], arrays["offsets"].astype(np.int64)
+    return decoded_rows(
+        "arrays",
+        lambda row: BytesIO(pictures[offsets[order[row]] : offsets[order[row] + 1]].tobytes()),
+        [f"item {i}" for i in order],
+        listing.labels[order],
+        listing.in_test[order],
+        settings={
+            "file": contents_digest(arrays, payload),
+            "payload": payload,
+            "order": hash_of(order),
+        },
+        cache_dir=cache_dir,
+        progress=progress,
+        size=size,
+        fit=fit,
+    )
+
+
+def _plain_rows(
+    arrays: Arrays,
+    payload: str,
+    listing: Listing,
+    cache_dir: Path,
+    progress: Progress | None,
+) -> CachedRows:
+    """Pixels or features copied to the cache."""
+    order = _order(listing)
+    items, scale = arrays[payload], arrays.get("scale") if payload == "features" else None
     if payload == "images":
         shape = items.shape[1:] if items.ndim == 4 else (*items.shape[1:], 1)
         spec = RowSpec(tuple(int(n) for n in shape), "uint8")
     else:
         spec = RowSpec((int(items.shape[1]),), "float32")
-    scale = arrays.get("scale") if payload == "features" else None
 
     def fill(start: int, stop: int) -> Rows:
         rows = np.asarray(items[order[start:stop]])
-        if scale is not None:
-            with np.errstate(over="ignore"):
-                rows = rows.astype(np.float32) * scale.astype(np.float32)
         # Cast here and not in the cache: what is infinite in float32 must be seen.
         with np.errstate(over="ignore"):
+            if scale is not None:
+                rows = rows.astype(np.float32) * scale.astype(np.float32)
             rows = rows.reshape(stop - start, *spec.shape).astype(spec.dtype, copy=False)
         if payload == "features" and not np.isfinite(rows).all():
             raise ValueError(
                 "arrays: features must be finite in float32, got NaN, infinity or beyond 3.4e38."
             )
-        return Rows({payload: rows})
+        return Rows({ITEMS: rows, DIGESTS: digests(rows)})
 
+    labels, in_test = listing.labels[order], listing.in_test[order]
+    settings = {
+        "file": contents_digest(arrays, payload),
+        "payload": payload,
+        "order": hash_of(order),
+    }
     return cached_rows(
         cache_dir,
         name="arrays",
-        settings={"version": VERSION, **settings},
-        specs={payload: spec},
+        settings={"version": VERSION, "classes": hash_of(labels, in_test), **settings},
+        specs={ITEMS: spec, DIGESTS: SPEC},
         n_rows=len(order),
         fill=fill,
         chunk_rows=1024,
+        leave_out=leave_out_copies(labels, in_test, [f"item {i}" for i in order]),
         progress=progress,
     )
-
-
-def _first_side(arrays: Arrays, payload: str) -> int:
-    from PIL import Image
-
-    offsets = arrays["offsets"]
-    try:
-        with Image.open(BytesIO(arrays[payload][offsets[0] : offsets[1]].tobytes())) as image:
-            return min(image.size)
-    except OSError:
-        raise ValueError("arrays: the first picture cannot be read; set the option size.") from None
-
-
-def _sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:
-    array = arrays[name]
-    if array.shape != (length,):
-        raise ValueError(f"arrays: `{name}` must have {length:,} values, got shape {array.shape}.")
-    return array
-
-
-def _digest(arrays: Arrays, payload: str) -> str:
-    """Of the contents that matter; a copy of a file elsewhere is the same data."""
-    return _hash(*[arrays[n] for n in (payload, "offsets", "scale") if n in arrays])
-
-
-def _hash(*arrays: NDArray[Any]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        for start in range(0, len(array), 4096):
-            digest.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
-    return digest.hexdigest()[:16]

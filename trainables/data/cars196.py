@@ -32,6 +32,7 @@ def read_cars196(
     size: int = 256,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read whichever release is in the folder."""
     root = existing_folder("cars196", path, *SUB_FOLDERS)
@@ -54,6 +55,7 @@ def read_cars196(
         size=size,
         fit=fit,
         on_bad_image=on_bad_image,
+        on_duplicate=on_duplicate,
         counts=COUNTS,
     )
 

@@ -22,6 +22,7 @@ def read_cub200(
     size: int = 256,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read the official folder: images.txt, image_class_labels.txt, classes.txt and images/."""
     root = existing_folder("cub200", path, "CUB_200_2011")
@@ -57,6 +58,7 @@ def read_cub200(
         size=size,
         fit=fit,
         on_bad_image=on_bad_image,
+        on_duplicate=on_duplicate,
         counts=COUNTS,
     )
 

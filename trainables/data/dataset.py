@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,19 @@ class Part:
         labels: Class ids (N,), int64, unique over both parts of a data set.
         is_query: For query/gallery protocols, True for queries and False for gallery items;
             None when every item is a query against all others.
+        index: Which rows of `items` are meant, in order; None is all of them. So a fold of a
+            memory map is no copy of it. Read items through `read`.
     """
 
     items: NDArray[np.uint8] | NDArray[np.float32]
     labels: NDArray[np.int64]
     is_query: NDArray[np.bool_] | None = None
+    index: NDArray[np.int64] | None = None
+
+    def read(self, rows: NDArray[np.int64] | slice | int) -> NDArray[Any]:
+        """Some items, by their place in this part."""
+        found: NDArray[Any] = self.items[rows if self.index is None else self.index[rows]]
+        return found
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -28,6 +28,7 @@ def read_folder(
     size: int = 256,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read `path/CLASS/*`, classes halved by name, or `path/train/CLASS/*` and `path/test/CLASS/*`.
 
@@ -39,15 +40,7 @@ def read_folder(
     if split not in SPLITS:
         raise unknown_name("split of data set 'folder':", split, SPLITS)
     root = existing_folder("folder", path)
-    both = (root / "train").is_dir() and (root / "test").is_dir()
-    if split == "folders" and not both:
-        raise ValueError(f"folder: split: folders needs {root}/train and {root}/test.")
-    if split == "folders" or (split == "auto" and both):
-        sides = [(root / "train", False), (root / "test", True)]
-        classes = [(c, test) for side, test in sides for c in classes_below(side)]
-    else:
-        found = classes_below(root)
-        classes = [(c, 2 * i >= len(found)) for i, c in enumerate(found)]
+    classes = _classes(root, split)
     _check_disjoint(classes)
     names: list[str] = []
     labels: list[int] = []
@@ -77,7 +70,20 @@ def read_folder(
         size=size,
         fit=fit,
         on_bad_image=on_bad_image,
+        on_duplicate=on_duplicate,
     )
+
+
+def _classes(root: Path, split: str) -> list[tuple[Path, bool]]:
+    """The class folders, and whether each is for the test."""
+    both = (root / "train").is_dir() and (root / "test").is_dir()
+    if split == "folders" and not both:
+        raise ValueError(f"folder: split: folders needs {root}/train and {root}/test.")
+    if split == "folders" or (split == "auto" and both):
+        sides = [(root / "train", False), (root / "test", True)]
+        return [(c, test) for side, test in sides for c in classes_below(side)]
+    found = classes_below(root)
+    return [(c, 2 * i >= len(found)) for i, c in enumerate(found)]
 
 
 def classes_below(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ def read_inshop(
     size: int = 256,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read list_eval_partition.txt (beside img/, or in Eval/ with Img/img/)."""
     root = existing_folder("inshop", path, "In-shop Clothes Retrieval Benchmark")
@@ -45,6 +46,7 @@ def read_inshop(
         size=size,
         fit=fit,
         on_bad_image=on_bad_image,
+        on_duplicate=on_duplicate,
         counts=COUNTS,
     )
 

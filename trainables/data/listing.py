@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
+from trainables.data.duplicates import DIGESTS, ON_DUPLICATE, SPEC, digests, leave_out_copies
+from trainables.data.notes import count_notes, query_notes, report_bad, report_copies, row_notes
 from trainables.data.pictures import FITS, BadPictureError, Fit, decode
 from trainables.names import unknown_name
 
 ON_BAD_IMAGE = ("refuse", "skip")
-VERSION = 2  # raise when decoding changes
-SHOWN = 5  # paths in a message
+VERSION = 3  # raise when decoding changes
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def read_listing(
     size: int,
     fit: str,
     on_bad_image: str,
+    on_duplicate: str,
     counts: Mapping[str, int] | None = None,
 ) -> Dataset:
     """Decode the pictures (or map them when that was done), training half first.
@@ -60,19 +62,22 @@ def read_listing(
         dataset: Name of the data set, for messages and the cache.
         counts: Published numbers to compare with: train and test, or train, query and gallery.
     """
-    check_reading(dataset, size=size, fit=fit, on_bad_image=on_bad_image)
+    check_reading(dataset, size=size, fit=fit, on_bad_image=on_bad_image, on_duplicate=on_duplicate)
     if not listing.names:
         raise ValueError(f"{dataset}: there are no pictures in {listing.root}.")
     outside = [n for n in listing.names if n.startswith("/") or ".." in n.split("/")]
     if outside:
         raise ValueError(f"{dataset}: a listed name leads outside the folder: {outside[0]}.")
+    check_halves(listing)
     order = np.argsort(listing.in_test, kind="stable")
     names = [listing.names[i] for i in order]
     stamps = [_stamp(listing.root / name) for name in names]
     rows = decoded_rows(
         dataset,
         lambda row: listing.root / names[row],
-        len(names),
+        names,
+        listing.labels[order],
+        listing.in_test[order],
         settings={"files": _digest([names, stamps])},
         cache_dir=cache_dir,
         progress=progress,
@@ -80,12 +85,14 @@ def read_listing(
         fit=fit,
     )
     report_bad(dataset, rows, names, on_bad_image=on_bad_image)
+    report_copies(dataset, rows, names, on_duplicate=on_duplicate)
     kept = order[rows.kept]
     halves = halve(rows.arrays["images"], listing, kept)
+    queries = None if listing.is_query is None else listing.is_query[kept]
     notes = [
         *count_notes(dataset, halves, counts or {}),
-        *bad_notes(dataset, rows, names),
-        *remark_notes(dataset, rows, names),
+        *row_notes(dataset, rows, names),
+        *query_notes(dataset, rows, names, queries),
     ]
     return Dataset(
         name=dataset,
@@ -97,7 +104,9 @@ def read_listing(
     )
 
 
-def check_reading(dataset: str, *, size: int, fit: str, on_bad_image: str) -> None:
+def check_reading(
+    dataset: str, *, size: int, fit: str, on_bad_image: str, on_duplicate: str
+) -> None:
     """Refuse settings that no picture could be read with."""
     if not 8 <= size <= 4096:
         raise ValueError(f"{dataset}: `8 <= size <= 4096` must hold, got {size}.")
@@ -105,12 +114,16 @@ def check_reading(dataset: str, *, size: int, fit: str, on_bad_image: str) -> No
         raise unknown_name(f"fit of data set {dataset!r}:", fit, FITS)
     if on_bad_image not in ON_BAD_IMAGE:
         raise unknown_name(f"on_bad_image of data set {dataset!r}:", on_bad_image, ON_BAD_IMAGE)
+    if on_duplicate not in ON_DUPLICATE:
+        raise unknown_name(f"on_duplicate of data set {dataset!r}:", on_duplicate, ON_DUPLICATE)
 
 
 def decoded_rows(
     dataset: str,
     source: Callable[[int], Path | BytesIO],
-    n_rows: int,
+    names: Sequence[str],
+    labels: NDArray[np.int64],
+    in_test: NDArray[np.bool_],
     *,
     settings: Mapping[str, object],
     cache_dir: Path,
@@ -118,7 +131,14 @@ def decoded_rows(
     size: int,
     fit: str,
 ) -> CachedRows:
-    """Pictures as one memory-mapped array `images` (n, size, size, 3); PIL decodes in threads."""
+    """Pictures as one memory-mapped array `images` (n, size, size, 3); PIL decodes in threads.
+
+    Copies on two sides of a split are left out.
+
+    Args:
+        source: The picture of a row.
+        names: Of the rows, for messages; as `labels` and `in_test` in the order of rows.
+    """
     how: Fit = next(f for f in FITS if f == fit)
 
     def fill(start: int, stop: int) -> Rows:
@@ -132,14 +152,16 @@ def decoded_rows(
             else:
                 if remark:
                     remarks[row] = remark
-        return Rows({"images": images}, bad, remarks)
+        return Rows({"images": images, DIGESTS: digests(images)}, bad, remarks)
 
     return cached_rows(
         cache_dir,
         name=dataset,
-        settings={"version": VERSION, "size": size, "fit": fit, **settings},
-        specs={"images": RowSpec((size, size, 3), "uint8")},
-        n_rows=n_rows,
+        settings={"version": VERSION, "size": size, "fit": fit, **settings}
+        | {"classes": _digest([labels.tolist(), in_test.tolist()])},
+        specs={"images": RowSpec((size, size, 3), "uint8"), DIGESTS: SPEC},
+        n_rows=len(names),
+        leave_out=leave_out_copies(labels, in_test, names),
         fill=fill,
         chunk_rows=64,
         progress=progress,
@@ -150,62 +172,24 @@ def halve(
     items: NDArray[np.uint8] | NDArray[np.float32], listing: Listing, kept: NDArray[np.int64]
 ) -> tuple[Part, Part]:
     """Both parts of rows that lie training half first; slices, so nothing is copied."""
+    check_halves(listing, kept)
     labels, cut = listing.labels[kept], int((~listing.in_test[kept]).sum())
-    shared = np.intersect1d(labels[:cut], labels[cut:])
-    if len(shared):
-        names = ", ".join(repr(listing.class_names[i]) for i in shared[:3])
-        raise ValueError(f"train and test must share no class, but both hold {names}.")
     queries = None if listing.is_query is None else listing.is_query[kept]
     train = Part(items[:cut], labels[:cut])
     test = Part(items[cut:], labels[cut:], None if queries is None else queries[cut:])
-    for part, half in ((train, "training"), (test, "test")):
-        if len(np.unique(part.labels)) < 2:
-            raise ValueError(f"the {half} half needs at least 2 classes with images.")
     return train, test
 
 
-def report_bad(dataset: str, rows: CachedRows, names: Sequence[str], *, on_bad_image: str) -> None:
-    """Stop here, before any trial, when pictures are bad and the study file does not skip them."""
-    if rows.bad and on_bad_image == "refuse":
-        raise ValueError(
-            f"{dataset}: {_bad_text(rows, names)}; "
-            "set on_bad_image: skip to leave them out, or repair the files."
-        )
-
-
-def bad_notes(dataset: str, rows: CachedRows, names: Sequence[str]) -> list[str]:
-    """What was left out, and whether the cache had to be repaired."""
-    notes = [f"{dataset}: left out: {_bad_text(rows, names)}"] if rows.bad else []
-    if rows.rebuilt:
-        notes.append(f"{dataset}: a damaged cache entry was found and computed again")
-    return notes
-
-
-def remark_notes(dataset: str, rows: CachedRows, names: Sequence[str]) -> list[str]:
-    """One line per kind of picture that was converted."""
-    kinds: dict[str, list[int]] = {}
-    for row, remark in sorted(rows.remarks.items()):
-        kinds.setdefault(remark, []).append(row)
-    return [
-        f"{dataset}: {len(found):,} {kind} picture(s) converted to 8-bit RGB "
-        f"({_listed([names[row] for row in found])})"
-        for kind, found in kinds.items()
-    ]
-
-
-def count_notes(dataset: str, halves: tuple[Part, Part], counts: Mapping[str, int]) -> list[str]:
-    """How the numbers of images differ from the published ones."""
-    train, test = halves
-    queries = 0 if test.is_query is None else int(test.is_query.sum())
-    have = {
-        "train": len(train), "test": len(test), "query": queries, "gallery": len(test) - queries
-    }  # fmt: skip
-    return [
-        f"{dataset}: {have[side]:,} {side} images, published {published:,}: "
-        f"{abs(published - have[side]):,} {'missing' if have[side] < published else 'too many'}"
-        for side, published in counts.items()
-        if have[side] != published
-    ]
+def check_halves(listing: Listing, kept: NDArray[np.int64] | slice = slice(None)) -> None:
+    """Refuse halves that share a class or have too few, before and after items are left out."""
+    labels, in_test = listing.labels[kept], listing.in_test[kept]
+    shared = np.intersect1d(labels[~in_test], labels[in_test])
+    if len(shared):
+        names = ", ".join(repr(listing.class_names[i]) for i in shared[:3])
+        raise ValueError(f"train and test must share no class, but both hold {names}.")
+    for own, half in ((labels[~in_test], "training"), (labels[in_test], "test")):
+        if len(np.unique(own)) < 2:
+            raise ValueError(f"the {half} half needs at least 2 classes with images.")
 
 
 def existing_folder(dataset: str, path: str, *inside: str) -> Path:
@@ -239,16 +223,6 @@ def lines_of(dataset: str, path: Path) -> list[str]:
         raise ValueError(
             f"{dataset}: {path} must be UTF-8 text, but byte {error.start:,} is not."
         ) from error
-
-
-def _bad_text(rows: CachedRows, names: Sequence[str]) -> str:
-    reasons = [f"{names[row]}: {why}" for row, why in sorted(rows.bad.items())]
-    return f"{len(reasons):,} of {len(names):,} pictures cannot be read ({_listed(reasons)})"
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = f"; and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
-    return "; ".join(texts[:SHOWN]) + more
 
 
 def _stamp(path: Path) -> list[int]:

@@ -21,6 +21,7 @@ def read_sop(
     size: int = 256,
     fit: str = "crop",
     on_bad_image: str = "refuse",
+    on_duplicate: str = "refuse",
 ) -> Dataset:
     """Read Ebay_train.txt, Ebay_test.txt and the picture folders beside them."""
     root = existing_folder("sop", path, "Stanford_Online_Products")
@@ -49,6 +50,7 @@ def read_sop(
         size=size,
         fit=fit,
         on_bad_image=on_bad_image,
+        on_duplicate=on_duplicate,
         counts=COUNTS,
     )
 

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from trainables.losses.blocks import (
     ALONE,
+    LOG2_E,
     Block,
     Budget,
     Reducer,
     Segment,
     compute_dtype,
     cut,
-    floored_exp_,
+    floored_exp2_,
     full_precision,
     inverse_norms,
     iterate,
@@ -118,8 +119,7 @@ class _AnchorScores(torch.autograd.Function):
                 ctx.kept[number] = (None, inverse_p)
                 if cosines is None:
                     cosines = (x @ p.T).mul_(inverse_p)
-                shift = options.alpha * options.delta - ctx.per_proxy[number]
-                g = floored_exp_(torch.add(shift, cosines, alpha=options.alpha))
+                g = _exp(cosines, options, ctx.per_proxy[number])
                 g.mul_(grad_push * options.alpha)
                 g[block.rows, block.columns] = grad_positive[block.rows]
                 # A normalised proxy moves only sideways: subtract its share along itself.
@@ -135,11 +135,34 @@ class _AnchorScores(torch.autograd.Function):
         return grad_x.to(ctx.input_dtype), None, None, None, *grad_proxies
 
 
+# alpha times the largest |s + delta|: up to here nothing over- or underflows in float32.
+_SAFE_EXPONENT = 60.0
+
+
 def _soft_maximum(cosines: Tensor, block: Block, options: _Options) -> Tensor:
     """log(1 + sum exp(alpha (s + delta))) of each proxy over the samples of other classes."""
-    z = torch.add(cosines.new_tensor(options.alpha * options.delta), cosines, alpha=options.alpha)
-    z[block.rows, block.columns] = -torch.inf
-    maximum = z.amax(dim=0).clamp_(min=0.0)  # exp(0) is the 1 in log(1 + sum)
-    shares = floored_exp_(z.sub_(maximum))
-    shares[block.rows, block.columns] = 0.0
+    own = block.rows, block.columns
+    if _safe(options):
+        shares = _exp(cosines, options, None)
+        shares[own] = 0.0
+        return shares.sum(dim=0).log1p_()
+    kept = cosines[own]
+    cosines[own] = -torch.inf
+    # exp(0) is the 1 in log(1 + sum)
+    maximum = cosines.amax(dim=0).add_(options.delta).mul_(options.alpha).clamp_(min=0.0)
+    cosines[own] = kept
+    shares = _exp(cosines, options, maximum)
+    shares[own] = 0.0
     return shares.sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)
+
+
+def _safe(options: _Options) -> bool:
+    return options.alpha * (1.0 + abs(options.delta)) <= _SAFE_EXPONENT
+
+
+def _exp(cosines: Tensor, options: _Options, less: Tensor | None) -> Tensor:
+    """exp(alpha (s + delta) - less of the proxy)."""
+    shift = cosines.new_tensor(options.alpha * options.delta * LOG2_E)
+    shift = shift if less is None else shift - less * LOG2_E
+    exponents = torch.add(shift, cosines, alpha=options.alpha * LOG2_E)
+    return exponents.exp2_() if less is None else floored_exp2_(exponents)

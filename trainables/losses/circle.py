@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
+from trainables.losses.class_rule import Rule
 from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.scale import Scale
+from trainables.losses.scale import Scale, ScaleMode
 
 
 class CirclePositive(nn.Module):
@@ -33,12 +33,14 @@ def circle(
     *,
     gamma: float,
     m: float,
+    temperature_mode: ScaleMode = "fixed",
+    anneal_ratio: float = 4.0,
     label_smoothing: float = 0.0,
     proxies_per_class: int = 1,
 ) -> ProxyLoss:
     """log(1 + sum_j exp(gamma a_n (s_n - m)) exp(-gamma a_p (s_p - 1 + m)))."""
     head = ClassHead(
-        Scale(gamma, knob="gamma"),
+        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio, knob="gamma"),
         rule=Rule(circle_margin=m),
         positive=CirclePositive(m),
         label_smoothing=label_smoothing,

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from trainables.losses.blocks import Budget
-from trainables.losses.class_core import Rule, class_scores
+from trainables.losses.class_core import class_scores
+from trainables.losses.class_rule import Rule
 from trainables.losses.classes import Classes
 from trainables.losses.scale import Scale
 

@@ -7,8 +7,8 @@ arXiv:1811.12649 (fixed temperature); Wang et al., "NormFace", ACM MM 2017, arXi
 
 from __future__ import annotations
 
-from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
+from trainables.losses.class_rule import Rule
 from trainables.losses.proxy_loss import ProxyLoss, Setup
 from trainables.losses.scale import Scale, ScaleMode
 

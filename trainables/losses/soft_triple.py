@@ -9,11 +9,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainables.losses.am_softmax import CosineMargin
-from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
+from trainables.losses.class_rule import Rule
 from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.scale import Scale
+from trainables.losses.scale import Scale, ScaleMode
 
 
 class SoftTripleHead(nn.Module):
@@ -43,6 +43,8 @@ def soft_triple(
     tau: float,
     delta: float,
     centers: int,
+    temperature_mode: ScaleMode = "fixed",
+    anneal_ratio: float = 4.0,
     label_smoothing: float = 0.0,
 ) -> ProxyLoss:
     """Cross-entropy of lambda (S_c - delta [own class]) + tau R, S_c over `centers` per class."""
@@ -51,7 +53,7 @@ def soft_triple(
     if not tau >= 0:
         raise ValueError(f"`tau >= 0` must hold, but got {tau}.")
     head = ClassHead(
-        Scale(lambda_, knob="lambda_"),
+        Scale(lambda_, mode=temperature_mode, ratio=anneal_ratio, knob="lambda_"),
         rule=Rule(centre_temperature=gamma, with_spread=tau > 0 and centers > 1),
         positive=CosineMargin(delta),
         label_smoothing=label_smoothing,

@@ -6,8 +6,8 @@ No normalisation and no bias, so that it is the unified loss with inner products
 
 from __future__ import annotations
 
-from trainables.losses.class_core import Rule
 from trainables.losses.class_head import ClassHead
+from trainables.losses.class_rule import Rule
 from trainables.losses.proxy_loss import ProxyLoss, Setup
 from trainables.losses.scale import Scale
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from trainables.losses.am_softmax import am_softmax
 from trainables.losses.pair_softplus import PairSoftplus, Reduction, UnifiedLogits
 from trainables.losses.proxy_loss import ProxyLoss, Setup
+from trainables.losses.scale import ScaleMode
 
 
 def unified(
@@ -17,6 +18,8 @@ def unified(
     *,
     gamma: float,
     m: float,
+    temperature_mode: ScaleMode = "fixed",
+    anneal_ratio: float = 4.0,
     label_smoothing: float = 0.0,
     proxies_per_class: int = 1,
 ) -> ProxyLoss:
@@ -25,6 +28,8 @@ def unified(
         setup,
         gamma=gamma,
         m=m,
+        temperature_mode=temperature_mode,
+        anneal_ratio=anneal_ratio,
         label_smoothing=label_smoothing,
         proxies_per_class=proxies_per_class,
     )

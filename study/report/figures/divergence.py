@@ -11,13 +11,13 @@ from study.analyses.findings import Findings
 from study.analyses.pairs import near_trials
 from study.analyses.samples import searching
 from study.analyses.surrogate import Surrogate
-from study.report.chart import BAD, QUIET, Axis, Chart, Dots, Heat, Line, Mark, Panel
+from study.report.chart import ACCENT, BAD, QUIET, Axis, Chart, Dots, Heat, Line, Mark, Panel
 from study.report.words import knob_axis, knob_label, places
 from study.table import KNOB
 
 
 def chart(findings: Findings, loss: str) -> Chart | None:
-    """None when nothing diverged."""
+    """None when nothing diverged or collapsed."""
     found, space = findings.losses[loss], findings.table.spaces[loss]
     if found.divergence.empty:
         return None
@@ -37,16 +37,22 @@ def chart(findings: Findings, loss: str) -> Chart | None:
         texts = [
             f"{k} of {n} diverged" for k, n in zip(rows["diverged"], rows["trials"], strict=True)
         ]
-        marks: list[Mark] = [Dots(x, list(rows["rate"]), "trials", BAD, texts=texts, size=6)]
+        marks: list[Mark] = []
+        if found.divergence["diverged"].any():
+            marks.append(Dots(x, list(rows["rate"]), "diverged", BAD, texts=texts, size=6))
+        if len(found.collapsed):
+            share = (rows["collapsed"] / rows["trials"]).clip(upper=1.0)
+            marks.append(Dots(x, list(share), "collapsed", ACCENT, "open", size=6, opacity=1.0))
         if rows["chance"].notna().any():
             marks.append(Line(x, list(rows["chance"]), "model", QUIET))
-        y = Axis("share diverged", percent=True, limits=(-0.03, 1.03))
+        y = Axis("share of trials", percent=True, limits=(-0.03, 1.03))
         panels.append(Panel(knob_label(space, knob), knob_axis(space, knob), y, tuple(marks)))
     return Chart(
         f"divergence-{loss}",
         f"Where training fails: {loss}",
-        "Share of trials that ended in NaN or infinity, in equal parts of each range; the map "
-        "shows the two knobs that tell them apart best.",
+        "Share of trials that ended in NaN or infinity (diverged), or trained to their end and "
+        "fell below the untrained backbone (collapsed), in equal parts of each range; the map "
+        "shows the two knobs that tell diverged trials apart best.",
         tuple(panels),
     )
 
@@ -85,5 +91,10 @@ def _pair_panel(findings: Findings, loss: str) -> Panel | None:
         texts=list(bad["trial"]),
     )
     title = f"{knob_label(space, pair[0])} × {knob_label(space, pair[1])}"
-    marks: tuple[Mark, ...] = (Heat(xs, ys, rows, "chance to diverge"), dots)
-    return Panel(title, knob_axis(space, pair[0]), knob_axis(space, pair[1]), marks)
+    marks: list[Mark] = [Heat(xs, ys, rows, "chance to diverge"), dots]
+    fallen = findings.losses[loss].collapsed
+    if len(fallen):
+        x, y = places(a, fallen[KNOB + pair[0]]), places(b, fallen[KNOB + pair[1]])
+        names = list(fallen["trial"])
+        marks.append(Dots(x, y, "collapsed", ACCENT, "open", names, size=5, opacity=1.0))
+    return Panel(title, knob_axis(space, pair[0]), knob_axis(space, pair[1]), tuple(marks))

@@ -33,6 +33,7 @@ from study.report.chart import (
 from study.report.words import knob_axis, knob_label, metric_label, number, places
 from study.table import KNOB
 
+_BANDS = {"whole": "90 % band, whole space", "good": "90 % band, others good"}
 _STATES: tuple[tuple[str, str, str, Symbol], ...] = (
     ("finished", "full trial", QUIET, "circle"),
     ("stopped", "stopped early", QUIET, "open"),
@@ -49,9 +50,9 @@ def chart(findings: Findings, loss: str) -> Chart:
     return Chart(
         f"response-{loss}",
         f"How the score responds: {loss}",
-        "Lines: the model's score, averaged over settings whose other knobs are good (solid, 90 % "
-        "band) and over the whole space (dashed), drawn only where trials lie. The worst trials "
-        "sit at the foot of a panel.",
+        "Lines: the model's score, averaged over settings whose other knobs are good (solid) and "
+        "over the whole space (dashed), with 90 % bands, drawn only where trials lie. The worst "
+        "trials sit at the foot of a panel.",
         panels,
     )
 
@@ -153,8 +154,7 @@ def _curves(curves: pd.DataFrame, space: Space, knob: str) -> list[Mark]:
                 Dots(x, list(mean), name, color, "diamond", errors=list(half), size=7, opacity=1.0)
             )
             continue
-        if region == "good":
-            marks.append(Band(x, list(low), list(high), "90 % band", color))
+        marks.append(Band(x, list(low), list(high), _BANDS[region], color))
         marks.append(Line(x, list(mean), name, color, dash=dash))
     return marks
 

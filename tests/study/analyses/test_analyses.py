@@ -29,6 +29,7 @@ from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
 from study.analyses.samples import full_epochs, gather
 from study.analyses.surrogate import Refusal, Surrogate, fit
+from study.report.figures import divergence as figures
 from study.table import KNOB, TrialTable
 from tests.study.demo import demo_problems
 from tests.study.synthetic import Array, Plan, Problem, additive, make_table, unit_space
@@ -84,6 +85,17 @@ def test_trials_below_the_untrained_backbone_are_called_collapsed(demo: TrialTab
     low = divergence.collapsed(demo, "proxy_anchor")
     assert (low["score"] < 0.21).all()
     assert divergence.collapsed(replace(demo, baseline={}), "proxy_anchor").empty
+
+
+def test_a_collapse_is_on_the_map_even_if_nothing_diverged(demo_findings: Findings) -> None:
+    found = demo_findings.losses["proxy_anchor"]
+    assert len(found.collapsed)
+    assert not (demo_findings.table.of("proxy_anchor")["state"] == "diverged").any()
+    assert found.divergence.groupby("knob")["collapsed"].sum().eq(len(found.collapsed)).all()
+    chart = figures.chart(demo_findings, "proxy_anchor")
+    assert chart is not None
+    names = {getattr(mark, "name", "") for panel in chart.panels for mark in panel.marks}
+    assert names == {"collapsed"}
 
 
 # Tuning
@@ -251,6 +263,10 @@ def test_settle_gives_points_inside_the_space(demo_findings: Findings) -> None:
     points = settle.settle(table, demo_findings.models)
     assert len(open_claims)
     assert len(points)
+    for row in open_claims.to_dict("records"):
+        only = (str(row["loss"]), str(row["claim"]))
+        asked = len(settle.settle(table, demo_findings.models, only=only))
+        assert str(row["settle"]).endswith(f" {asked} trials.") == (asked > 0)
     for row in points.to_dict("records"):
         loss = str(row["loss"])
         values = {k: row[KNOB + k] for k in table.knobs(loss)}

@@ -6,6 +6,9 @@ noise leaves of the stated rates.
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from study.analyses import claims, expected_best, importance, response, stable
 from study.analyses.loss_model import LossModel
 from study.analyses.samples import gather
 from study.analyses.surrogate import Surrogate, fit
+from tests.study import known
 from tests.study.synthetic import Plan, Problem, additive, make_table, unit_space
 
 WEIGHTS = (0.3, 0.15, 0.04)
@@ -81,6 +85,56 @@ def test_stable_ranges_are_safe(models: list[Surrogate]) -> None:
     assert stated >= 16, "so careful that it says nothing"
     assert wrong <= 2, f"{wrong} of {stated} ranges are too wide"
     assert found / stated > 0.15, "so careful that the ranges are empty"
+
+
+KNOWN = (
+    ("ishigami", "space-filling", 2),
+    ("sobol_g", "space-filling", 2),
+    ("cliff", "40% sobol, TPE, early stopping", 2),
+    ("log_scale", "40% sobol, TPE, early stopping", 1),
+    ("ridge", "40% sobol, TPE, early stopping", 1),
+)
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[dict[str, Any]]:
+    """The cases of the benchmark, a few seeds of each."""
+    rows = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The balance properties")
+        for name, plan, seeds in KNOWN:
+            for seed in range(seeds):
+                table = known.study_of(name, known.PLANS[plan], seed)
+                rows.append(known.measure(name, table, known.fitted(name, table, seed)))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("band", "least", "widest"),
+    [("first", 0.85, 0.1), ("total", 0.8, 0.15), ("whole", 0.8, 0.08), ("good", 0.7, 0.15)],
+)
+def test_bands_hold_known_answers(
+    measured: list[dict[str, Any]], band: str, least: float, widest: float
+) -> None:
+    """Shares and curves of kinks, cliffs and waves, from blind samples and from searches."""
+    held = [float(row[f"{band}_in_90"]) for row in measured]
+    wide = [float(row[f"{band}_width"]) for row in measured]
+    assert np.mean(held) >= least, held
+    assert np.mean(wide) <= widest, wide
+
+
+def test_safe_and_costly_values_are(measured: list[dict[str, Any]]) -> None:
+    total = {k: sum(row[k] for row in measured) for k in ("values", "safe", "costly")}
+    right = {k: sum(row[f"{k}_right"] for row in measured) for k in ("safe", "costly")}
+    assert total["safe"] + total["costly"] > 0.4 * total["values"], "so careful that it is silent"
+    for kind in ("safe", "costly"):
+        assert right[kind] >= 0.93 * total[kind], kind
+
+
+def test_verdicts_about_known_answers_are_right(measured: list[dict[str, Any]]) -> None:
+    asked, right, wrong = (sum(row[k] for row in measured) for k in ("claims", "right", "wrong"))
+    assert wrong <= 0.05 * (right + wrong)
+    assert right >= 0.5 * asked
 
 
 CLAIMS = (

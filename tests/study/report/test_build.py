@@ -38,6 +38,13 @@ def test_same_table_same_bytes(tmp_path: Path) -> None:
     assert {".html", ".png", ".svg", ".pdf", ".csv", ".tex"} <= kinds
 
 
+def test_what_the_data_and_weights_lack_is_on_the_page(tmp_path: Path) -> None:
+    table = make_table(demo_problems()[2:], Plan(trials=3, repeats=1))
+    notes = ["weights: w.pth: 23 weights loaded; 1 missing (<b>)"]
+    html = _page(replace(table, protocol={**table.protocol, "notes": notes}), tmp_path)
+    assert "1 missing (&lt;b&gt;)" in html
+
+
 def test_three_trials_refuse_importances_in_words(tmp_path: Path) -> None:
     table = make_table(demo_problems(), Plan(trials=3, repeats=1))
     html = _page(table, tmp_path)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from optuna.distributions import FloatDistribution
 
+from search_spaces.space import Knob, Space
 from study.analyses.findings import Findings
 from study.errors import StudyError
 from study.report import tables
@@ -83,6 +85,25 @@ def test_latex_escapes() -> None:
     )
 
 
+def test_latex_writes_knobs_as_the_papers_do(written: Path) -> None:
+    tex = (written / "tables" / "stable-proxy_anchor.tex").read_text("utf-8")
+    assert r"$\alpha$ & " in tex
+    assert r"$\delta$ & " in tex
+    assert r"batch\_size & " in tex, "a knob without a symbol keeps its name"
+    heads = (written / "tables" / "next-trials.tex").read_text("utf-8")
+    assert r"$\alpha$ & " in heads
+    assert "knob.alpha" not in heads
+
+
+def test_a_symbol_of_two_knobs_keeps_their_names() -> None:
+    twice = Space(
+        loss="a",
+        paper="",
+        scientific={n: Knob(FloatDistribution(0, 1), "α", "", r"\alpha") for n in ("p", "q_r")},
+    )
+    assert tables.symbols([twice]) == {"p": r"$\alpha$ (p)", "q_r": r"$\alpha$ (q\_r)"}
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", ".hidden", "x" * 300 + "é"])
 def test_user_names_stay_inside_the_folder(name: str, tmp_path: Path) -> None:
     safe = tables.safe_name(f"curves-{name}")
@@ -108,6 +129,7 @@ def test_two_studies_compared(tmp_path: Path, demo: TrialTable) -> None:
     html = paths.index.read_text("utf-8")
     assert "Stable ranges in all studies" in html
     content = json.loads(paths.record.read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema("comparison")).validate(content)
     assert content["studies"] == ["s0", "s1"]
     assert {r["knob"] for r in content["common"]} == {"margin", "backbone_lr"}
     with pytest.raises(StudyError, match="at least two"):

@@ -6,8 +6,6 @@ import math
 import os
 import shutil
 import sqlite3
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ import pytest
 from search_spaces.space import Choice, Float, Int, Knob, Published, Space, Value
 from study.tracking.local import default_artifact_root, default_uri
 from study.tracking.records import TrialRecord
-from study.tracking.server import free_port, serve
+from study.tracking.server import serve
 from study.tracking.ship import Orders, Settings, ship
 from study.tracking.writer import Tracker
 
@@ -96,6 +94,7 @@ class Story:
             "recall_at_1": 0.5 + 0.03 * epoch,
             "loss": 3.0 / epoch,
             "seconds": 1.25,
+            "memory_mib": 512.0 + number,
         }
 
     def open(self, tracker: Tracker) -> None:
@@ -273,41 +272,3 @@ def doubles() -> Doubles:
         return [*runs, *values]
 
     return find
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A private PostgreSQL server from Debian's packages; gives a URI with a password in it."""
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not binaries:
-        reason = "no PostgreSQL server: apt-get install postgresql"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    tools = binaries[-1].parent
-    as_owner = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    folder = Path(tempfile.mkdtemp(prefix="dml-postgres-"))
-    data, word, port = folder / "data", folder / "word", free_port()
-    word.write_text("s3cret-word", encoding="utf-8")
-    if as_owner:
-        shutil.chown(folder, "postgres")
-        shutil.chown(word, "postgres")
-    setup = ["--username=ada", f"--pwfile={word}", "--auth=scram-sha-256", "--encoding=UTF8"]
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    control = [*as_owner, str(tools / "pg_ctl"), "-D", str(data), "-w"]
-    try:
-        _run([*as_owner, str(tools / "initdb"), "-D", str(data), *setup])
-        _run([*control, "-o", options, "-l", str(folder / "log"), "start"])
-        try:
-            yield f"postgresql://ada:s3cret-word@127.0.0.1:{port}/postgres"
-        finally:
-            _run([*control, "-m", "immediate", "stop"])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/", check=False
-    )
-    assert done.returncode == 0, done.stderr

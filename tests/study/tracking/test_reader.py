@@ -27,16 +27,13 @@ def table(finished: Path) -> TrialTable:
 
 def test_the_columns_are_the_contract(table: TrialTable, story: Any) -> None:
     knobs = ["alpha", "delta", "batch_size", "pooling", "layer_norm", "m"]
-    metrics = ["map_at_r", "loss", "recall_at_1", "seconds"]
+    metrics = ["map_at_r", "loss", "memory_mib", "recall_at_1", "seconds"]
     assert list(table.trials.columns) == [
         *COLUMNS,
         *(f"knob.{name}" for name in knobs),
         *(f"metric.{name}" for name in metrics),
     ]
-    assert list(table.curves.columns) == [
-        *("trial", "epoch", "score"),
-        *(f"metric.{name}" for name in metrics),
-    ]
+    assert list(table.curves.columns) == ["trial", "epoch", "score"]
     assert table.study == "groceries"
     assert table.protocol == story.plan["protocol"]
     assert table.spaces == story.spaces
@@ -92,7 +89,8 @@ def test_curves_hold_every_epoch(table: TrialTable, story: Any) -> None:
     curve = table.curves[table.curves["trial"] == "proxy_anchor-0001"]
     expected = [story.metrics(1, epoch) for epoch in (1, 2, 3)]
     assert curve["score"].tolist() == [values["map_at_r"] for values in expected]
-    assert curve["metric.loss"].tolist() == [values["loss"] for values in expected]
+    row = table.trials.set_index("trial").loc["proxy_anchor-0001"]
+    assert row["metric.loss"] == expected[-1]["loss"]
     order = table.curves["trial"].drop_duplicates().tolist()
     assert order == sorted(order)
 
@@ -146,6 +144,21 @@ def test_a_running_trial_shows_what_it_has(study_dir: Path, open_tracker: Any, s
     assert (row["state"], row["epochs"], row["score"]) == ("running", 1, 0.25)
     assert row["score_std"] == 0.01
     assert "metric.score_std" not in row.index
+
+
+def test_a_store_of_an_earlier_version_is_read(finished: Path, tmp_path: Path) -> None:
+    """One whose settings and metrics were written under their plain names."""
+    old = tmp_path / "groceries"
+    shutil.copytree(finished, old)
+    relocate(old)
+    with sqlite3.connect(old / "mlflow.db") as connection:
+        renamed = "UPDATE {0} SET key = '{2}' WHERE key = '{1}'"
+        for table in ("metrics", "latest_metrics"):
+            connection.execute(renamed.format(table, "system/memory_mib", "memory_mib"))
+        for new, plain in (("m in rad", "m"), ("batch_size in images", "batch_size")):
+            assert connection.execute(renamed.format("params", new, plain)).rowcount > 8
+    there, here = (read_table(default_uri(place), "groceries") for place in (old, finished))
+    pd.testing.assert_frame_equal(there.trials, here.trials)
 
 
 def test_a_moved_study_is_found_again(finished: Path, tmp_path: Path) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.space import Choice, Float, Int, Value
-from study.tracking.records import decode, encode, run_name
-from study.tracking.redaction import redact
+from study.tracking.records import (
+    Split,
+    decode,
+    encode,
+    metric_key,
+    metric_name,
+    param_key,
+    run_name,
+)
+from study.tracking.redaction import redact, redact_all
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -62,10 +70,50 @@ def test_a_run_is_named_by_trial_and_scientific_knobs(story: Any) -> None:
         ("Authorization: Bearer eyJh.bGci-_1=", "Authorization: Bearer ***"),
         ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
         ("http://host:5000/at@sign", "http://host:5000/at@sign"),
+        # SQLAlchemy takes such passwords as they are.
+        ("postgresql://ada:p/a?s#s@db/x", "postgresql://ada:***@db/x"),
+        ("Authorization: Basic YWRhOnMz", "Authorization: Basic ***"),
+        ("{'password': 's3c', 'user': 'ada'}", "{'password': '***', 'user': 'ada'}"),
+        ('{"api-key": "s3c"}', '{"api-key": "***"}'),
+        ("s3://b/k?X-Amz-Signature=ff&e=1", "s3://b/k?X-Amz-Signature=***&e=1"),
+        ("az://c/d?sv=1&sig=a%2Bb&se=3", "az://c/d?sv=1&sig=***&se=3"),
+        ("no access for AKIAIOSFODNN7EXAMPLE", "no access for ***"),
+        ("clone with ghp_0123456789abcdef", "clone with ***"),
+        ("lambda_=0.1 centers=10", "lambda_=0.1 centers=10"),
+        ("RuntimeError: 3 tokens per image", "RuntimeError: 3 tokens per image"),
     ],
 )
 def test_passwords_are_not_shown(text: str, shown: str) -> None:
     assert redact(text) == shown
+
+
+def test_secrets_of_the_environment_and_of_options_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "from-the-environment")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/home/ada/.aws/credentials")
+    assert redact("401: from-the-environment is expired") == "401: *** is expired"
+    assert redact("no /home/ada/.aws/credentials") == "no /home/ada/.aws/credentials"
+    options = {"path": "s3://k:w@b/x", "token": "x", "sizes": [1, 2.5], "nested": {"pwd": "y"}}
+    assert redact_all(options) == {
+        "path": "s3://k:***@b/x",
+        "token": "***",
+        "sizes": [1, 2.5],
+        "nested": {"pwd": "***"},
+    }
+
+
+def test_units_are_in_the_names_of_settings() -> None:
+    assert param_key("batch_size", " images") == "batch_size in images"
+    assert param_key("m", "") == "m"
+    assert param_key("images_per_class", "images") == "images_per_class"
+    assert param_key("m", "°") == "m"  # MLflow takes no such name
+
+
+@pytest.mark.parametrize("split", get_args(Split))
+@pytest.mark.parametrize("name", ["map_at_r", "loss", "gpu_use_percent"])
+def test_metrics_have_their_names_back(name: str, split: Split) -> None:
+    assert metric_name(metric_key(name, split)) == name
 
 
 def test_recording_does_not_import_mlflow() -> None:

@@ -78,13 +78,17 @@ def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run
     assert run.data.params == {
         "alpha": "28.0",
         "delta": "0.1",
-        "batch_size": "179",
+        "batch_size in images": "179",
         "pooling": "avg",
         "layer_norm": "true",
         "embedding_dim": "64",
         "warmup_epochs": "1",
     }
-    assert set(run.data.metrics) == {"map_at_r", "recall_at_1", "loss", "seconds"}
+    assert set(run.data.metrics) == {
+        *("map_at_r", "recall_at_1", "loss", "seconds", "system/memory_mib")
+    }
+    circle = next(run for name, run in runs.items() if name.startswith("circle-0001"))
+    assert circle.data.params["m in rad"] == "0.1"
     assert {metric.step for metric in run.data._metric_objs} == {3}
     assert (run.info.start_time, run.info.end_time) == (1_800_000_001_000, 1_800_000_010_000)
 
@@ -92,7 +96,8 @@ def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run
 def test_test_scores_never_mix_with_validation_scores(runs: dict[str, Run]) -> None:
     confirm = next(run for name, run in runs.items() if name.startswith("circle-0008"))
     assert set(confirm.data.metrics) == {
-        *("test/map_at_r", "test/recall_at_1", "test/loss", "test/seconds")
+        *("test/map_at_r", "test/recall_at_1", "test/loss", "test/seconds"),
+        "system/memory_mib",
     }
 
 
@@ -339,3 +344,55 @@ def test_records_lost_on_a_full_disk_are_said(
     with caplog.at_level(logging.WARNING):
         assert not tracker.close(60.0)
     assert "records were lost while the disk was full" in caplog.records[-1].message
+
+
+def test_the_end_of_a_trial_is_on_disk_before_anything_else_happens(
+    study_dir: Path, open_tracker: Any, story: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = open_tracker(study_dir, process=True)
+    synced: list[str] = []
+
+    def fsync(file: int) -> None:
+        lines = Path(f"/proc/self/fd/{file}").readlink().read_text(encoding="utf-8")
+        synced.append(json.loads(lines.splitlines()[-1])["op"])
+
+    monkeypatch.setattr("study.tracking.spool.os.fsync", fsync)
+    story.open(tracker)
+    story.trial(tracker, story.record("circle", 1))
+    assert synced == ["study", "end"]
+
+
+def test_no_secret_of_the_plan_reaches_the_store(
+    study_dir: Path, open_tracker: Any, story: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden1-in-the-environment")
+    tracker = open_tracker(study_dir)
+    file = {
+        "data": {"path": "https://host/data?token=hidden2", "api_key": "hidden3"},
+        "storage": {"checkpoints": "s3://key:hidden4@bucket/x"},
+        "notes": ["uses hidden1-in-the-environment"],
+    }
+    dataset = {
+        "name": "https://ada:hidden5@host/data",
+        "fingerprint": "0123",
+        "at": "x?sig=hidden6",
+    }
+    plan = {**story.plan, "file": file, "dataset": dataset}
+    tracker.open_study(name="groceries", plan=plan, losses=["circle"], note="token: hidden7")
+    record = story.record(
+        "circle",
+        1,
+        fixed={"weights": "https://hidden8@host/w.pt"},
+        tags={"origin_of_data": "postgresql://ada:hid/den9@db/x", "secret": "hidden9"},
+    )
+    tracker.trial_started(record)
+    error = "OSError: GET https://h/x?X-Amz-Signature=hidden10 Authorization: Bearer hidden11-1"
+    tracker.trial_ended(record.trial, state="failed", error=error, timestamp=1.8e9)
+    tracker.note("hidden1-in-the-environment")
+    tracker.artifact(study_dir / "password=hidden12", to="study")  # is refused, and said so
+    assert tracker.close(60.0)
+    assert tracker.status().refused == 1
+    seen = b"".join(path.read_bytes() for path in study_dir.rglob("*") if path.is_file())
+    assert b"0123" in seen
+    assert b"hidden" not in seen
+    assert b"hid/den" not in seen

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from trainables.losses.anchor_core import anchor_scores
 from trainables.losses.blocks import ALONE, Budget, Reducer, Segment
-from trainables.losses.class_core import Rule, class_scores
+from trainables.losses.class_core import class_scores
+from trainables.losses.class_rule import Rule
 
 N, DIM, K = 10, 6, 3
 

@@ -1,0 +1,133 @@
+"""No picture is on two sides of any split, whatever its file is called."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from trainables.data import Dataset, load_dataset
+from trainables.data.dataset import Part
+from trainables.training import split_tasks
+
+SIDES = (("validation", 1), ("validation", 2), ("validation", 4), ("test", 1))
+
+
+def contents(part: Part) -> set[bytes]:
+    return {np.asarray(item).tobytes() for item in part.read(slice(None))}
+
+
+def check_sides(dataset: Dataset) -> None:
+    for split, n_folds in SIDES:
+        for task in split_tasks(dataset, split, n_folds):
+            assert not set(task.train.labels) & set(task.score.labels)
+            assert not contents(task.train) & contents(task.score)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    kinds=st.integers(2, 60),  # of contents: few make many copies
+    seed=st.integers(0, 10**6),
+    payload=st.sampled_from(["images", "features"]),
+    asks=st.booleans(),
+)
+def test_no_class_and_no_item_is_on_two_sides(
+    kinds: int, seed: int, payload: str, asks: bool, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(24), 6)
+    content = rng.integers(0, kinds, len(labels)).astype(np.uint8)
+    # Each class has two items of its own, so that none is left without.
+    content[::6], content[1::6] = 100 + np.arange(24), 130 + np.arange(24)
+    items: Any = np.broadcast_to(content[:, None, None], (len(labels), 4, 4)).astype(np.uint8)
+    if payload == "features":
+        items = items.reshape(len(labels), -1).astype(np.float32)
+    shuffled = rng.permutation(len(labels))
+    file = tmp_path / f"{seed}-{kinds}-{payload}.npz"
+    ask = rng.integers(0, 2, len(labels))
+    np.savez(file, labels=labels[shuffled], ask=ask, **{payload: items[shuffled]})
+    dataset = load_dataset(
+        "arrays",
+        cache_dir=tmp_path / "cache",
+        path=str(file),
+        on_duplicate="drop",
+        query="ask=1" if asks else "",
+    )
+    check_sides(dataset)
+    # Test classes are as they were given, and what is left out of training is no more than needed.
+    assert len(dataset.test) == 72
+    train, held = contents(dataset.train), contents(dataset.test)
+    given = {items[i].tobytes() for i in range(72)}
+    assert train == {one for one in given if one not in held}
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Sixteen classes, and copies: train in test, train in train, test in test, within a class."""
+    root = tmp_path / "own"
+    for label in range(16):
+        for i in range(3):
+            path = root / f"class{label:02d}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([label, i]).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    shutil.copy(root / "class00" / "0.png", root / "class14" / "again.png")  # training, test
+    # The same pixels in another file format are the same picture.
+    Image.open(root / "class01" / "1.png").save(root / "class02" / "other.bmp")
+    shutil.copy(root / "class12" / "0.png", root / "class13" / "also test.png")
+    shutil.copy(root / "class03" / "0.png", root / "class03" / "same class.png")
+    return root
+
+
+def test_copies_are_refused_with_their_paths(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="2 training images are in another class") as caught:
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(copied), size=32)
+    message = str(caught.value)
+    assert "class00/0.png is also class14/again.png" in message
+    assert "class02/other.bmp is also class01/1.png" in message
+    assert "on_duplicate: drop" in message
+    assert "\n" not in message
+
+
+def test_copies_are_dropped_from_training_and_reported(copied: Path, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(copied), "size": 32}
+    with pytest.raises(ValueError, match="on_duplicate"):
+        load_dataset("folder", **arguments)
+    entries = len([p for p in (tmp_path / "c").iterdir() if p.is_dir()])
+    for _ in range(2):
+        dataset = load_dataset("folder", **arguments, on_duplicate="drop")
+        check_sides(dataset)
+        assert len(dataset.train) == 8 * 3 - 1 + 1  # class00/0 gone, class03 has its own copy
+        assert len(dataset.test) == 8 * 3 + 2
+        assert len(dataset.notes) == 1
+        assert "class00/0.png is also class14/again.png" in dataset.notes[0]
+    # Changing one's mind decodes nothing again.
+    assert len([p for p in (tmp_path / "c").iterdir() if p.is_dir()]) == entries == 1
+
+
+def test_unknown_policies_are_named(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"on_duplicate of data set 'folder': 'dorp'.*'drop'"):
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(copied), on_duplicate="dorp")
+
+
+def test_queries_that_are_in_the_gallery_are_reported(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(8), 4)
+    images = np.arange(32, dtype=np.uint8)[:, None, None] + np.zeros((8, 8), np.uint8)
+    images[18] = images[17]  # class 4 tests; item 17 asks, 18 is in the gallery
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, ask=np.tile([1, 1, 0, 0], 8))
+    dataset = load_dataset(
+        "arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"), query="ask=1"
+    )
+    assert dataset.notes == ("arrays: 1 queries are in the gallery, pixel for pixel (item 17)",)
+
+
+def test_drawn_characters_are_all_different(data_cache: Path) -> None:
+    check_sides(load_dataset("glyphs", cache_dir=data_cache, classes=200, samples=6))

@@ -1,0 +1,155 @@
+"""What does a file of arrays hold? Opened without pickles, its shapes and types checked."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+ENCODED = ("webp", "jpeg", "png", "pictures")
+PAYLOADS = ("images", "features", *ENCODED)
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def holds_features(path: str) -> bool:
+    """Whether a file holds features instead of images; its numbers are not read.
+
+    False for a file that cannot be read: reading it will say why.
+    """
+    file = Path(path).expanduser()
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as content:
+                return "features" in content.files
+        return bool(np.load(file, allow_pickle=False, mmap_mode="r").ndim == 2)
+    except UNREADABLE:
+        return False
+
+
+def load_arrays(file: Path, labels: Path | None) -> Arrays:
+    """All arrays of a .npz, or of a .npy and its .npy of labels."""
+    for needed in (file, labels):
+        if needed is not None and not needed.is_file():
+            raise ValueError(f"arrays: the file {needed} does not exist.")
+    try:
+        if file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as content:
+                arrays = {name: content[name] for name in content.files}
+        elif file.suffix == ".npy":
+            items = np.load(file, allow_pickle=False, mmap_mode="r")
+            arrays = {"features" if items.ndim == 2 else "images": items}
+        else:
+            raise ValueError(f"arrays: the file must be .npz or .npy, got {file.name!r}.")
+        if labels is not None:
+            arrays["labels"] = np.load(labels, allow_pickle=False)
+    except UNREADABLE as error:
+        if str(error).startswith("arrays:"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"arrays: {file} cannot be read: {reason}") from error
+    if "labels" not in arrays:
+        raise ValueError(
+            f"arrays: {file.name} has no `labels` (it has {', '.join(arrays)}); "
+            "name a .npy of them with the option labels."
+        )
+    return arrays
+
+
+def payload_of(arrays: Arrays, file: Path) -> tuple[str, int]:
+    """Which array holds the items, and how many there are; shapes and types are checked here."""
+    found = [name for name in PAYLOADS if name in arrays]
+    if len(found) != 1:
+        raise ValueError(
+            f"arrays: {file.name} must hold one of {', '.join(PAYLOADS)}, "
+            f"got {', '.join(found) or ', '.join(arrays)}."
+        )
+    name, items = found[0], arrays[found[0]]
+    if name == "images" and (items.dtype != np.uint8 or items.ndim not in (3, 4)):
+        raise ValueError(
+            f"arrays: images must be uint8 (N, H, W) or (N, H, W, C), got {items.dtype} "
+            f"{items.shape}."
+        )
+    if name == "features" and (items.ndim != 2 or items.dtype.kind not in "fiu"):
+        raise ValueError(
+            f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}."
+        )
+    count = len(items) if items.ndim else 0
+    if name in ENCODED:
+        count = _check_offsets(arrays.get("offsets"), name, items, file)
+    if not count:
+        raise ValueError(f"arrays: {file.name} must hold at least one item, got none in `{name}`.")
+    scale = arrays.get("scale") if name == "features" else None
+    if scale is not None and (scale.shape != items.shape[1:] or scale.dtype.kind not in "fiu"):
+        raise ValueError(
+            f"arrays: `scale` of {file.name} must be {items.shape[1]:,} numbers, one for each "
+            f"dimension of the features, got {scale.dtype} {scale.shape}."
+        )
+    labels = arrays["labels"]
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != count:
+        raise ValueError(
+            f"arrays: labels must be {count:,} integers, got {labels.dtype} {labels.shape}."
+        )
+    return name, count
+
+
+def _check_offsets(offsets: NDArray[Any] | None, name: str, items: NDArray[Any], file: Path) -> int:
+    """How many encoded pictures the offsets tell apart."""
+    rule = (
+        f"arrays: `{name}` of {file.name} needs `offsets` (N + 1,) that rise from 0 to its length"
+    )
+    if items.dtype.itemsize != 1 or items.ndim != 1:
+        raise ValueError(
+            f"arrays: `{name}` of {file.name} must be one run of bytes, got {items.dtype} "
+            f"{items.shape}."
+        )
+    if offsets is None:
+        raise ValueError(f"{rule}, but there are none.")
+    if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
+        raise ValueError(f"{rule}, got {offsets.dtype} {offsets.shape}.")
+    places = offsets.astype(np.int64)
+    if places[0] != 0 or places[-1] > len(items) or (np.diff(places) < 0).any():
+        raise ValueError(f"{rule} ({len(items):,}), got {places[0]:,} to {places[-1]:,}.")
+    return len(offsets) - 1
+
+
+def first_side(arrays: Arrays, payload: str) -> int:
+    """The shorter side of the first encoded picture."""
+    from PIL import Image
+
+    offsets = arrays["offsets"]
+    try:
+        with Image.open(BytesIO(arrays[payload][offsets[0] : offsets[1]].tobytes())) as image:
+            return min(image.size)
+    except OSError:
+        raise ValueError("arrays: the first picture cannot be read; set the option size.") from None
+
+
+def sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:
+    """An array that must have one value for each item or class."""
+    array = arrays[name]
+    if array.shape != (length,):
+        raise ValueError(f"arrays: `{name}` must have {length:,} values, got shape {array.shape}.")
+    return array
+
+
+def contents_digest(arrays: Arrays, payload: str) -> str:
+    """Of the contents that matter; a copy of a file elsewhere is the same data."""
+    return hash_of(*[arrays[n] for n in (payload, "offsets", "scale") if n in arrays])
+
+
+def hash_of(*arrays: NDArray[Any]) -> str:
+    """Of types, shapes and values."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        for start in range(0, len(array), 4096):
+            digest.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,108 @@
+"""What does each sample see of a block of classes, and of all blocks together? (forward)"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainables.losses.blocks import ALONE, Block, inverse_norms
+from trainables.losses.centre_spread import inner_products, spread_sum
+from trainables.losses.centres import Pooled, pool
+from trainables.losses.class_logits import Logits
+from trainables.losses.class_rule import Options, Rule
+
+
+class Similarities(NamedTuple):
+    """Of a batch to a block of classes.
+
+    `classes` is (batch, classes), for Circle max(S, -m) except for the own class. `inverse_p` is
+    1 / norm of each proxy, (classes,) or (classes, K); `pooled` is there with K > 1 alone.
+    """
+
+    classes: Tensor
+    inverse_p: Tensor
+    pooled: Pooled | None = None
+
+
+def similarities(x: Tensor, p: Tensor, block: Block, rule: Rule) -> Similarities:
+    """The proxies' norms scale columns of the result: no normalised copy of the proxies."""
+    inverse_p = inverse_norms(p) if rule.normalise else torch.ones_like(p[..., 0])
+    pooled = pool(x, p, inverse_p, rule.centre_temperature) if p.dim() == 3 else None
+    if pooled is not None:
+        classes = pooled.classes
+    else:
+        classes = x @ p.T
+        if rule.normalise:
+            classes.mul_(inverse_p)
+    if rule.circle_margin is not None:
+        own = classes[block.rows, block.columns]
+        classes.clamp_(min=-rule.circle_margin)[block.rows, block.columns] = own
+    return Similarities(classes, inverse_p, pooled)
+
+
+class Scan:
+    """Running per-sample partials over blocks."""
+
+    def __init__(self, x: Tensor, scale: float, options: Options) -> None:
+        self.options, self.logits = options, Logits(scale, options.rule)
+        bound = self.logits.bound
+        # What exponents are taken relative to; exponents of one block are near those of another.
+        self.shift = x.new_full((len(x),), -torch.inf if bound is None else bound)
+        self.sum = x.new_zeros(len(x))
+        self.positive = x.new_zeros(len(x))
+        self.total = x.new_zeros(len(x)) if options.with_total else None
+        self.spread = x.new_zeros(()) if options.rule.with_spread else None
+        self._shift_holds = bound is not None
+
+    def add(self, block: Block, classes: Tensor) -> None:
+        """Take in the similarities to a block of classes, which are as they were afterwards."""
+        own = block.rows, block.columns
+        self.positive[block.rows] = classes[own]
+        if self.total is not None:
+            self.total += self.logits.total(classes, own)
+        if self._shift_holds:
+            sums = self._sums(classes, own)
+            if self.logits.bound is not None or math.isfinite(float(sums.sum())):
+                self.sum += sums
+                return
+        largest = torch.maximum(self.shift, self.logits.largest(classes, own))
+        self.sum *= torch.exp(self.shift - finite(largest))
+        self.shift = largest
+        self.sum += self._sums(classes, own)
+        # From here on the shift need not follow the maximum, only be within e^80 of it, and a
+        # sum that overflows says so. A GPU would have to be waited for: there it follows.
+        self._shift_holds = classes.device.type == "cpu"
+
+    def _sums(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
+        shares = self.logits.exp(classes, finite(self.shift))
+        shares[own] = 0.0
+        return shares.sum(dim=1)
+
+    def add_spread(self, block: Block, p: Tensor) -> Tensor | None:
+        """Inner products of the classes' proxies, (classes, K, K), if asked for."""
+        if self.spread is None or block.segment != 0:
+            return None
+        products = inner_products(p)
+        self.spread += spread_sum(products)
+        return products
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Negatives, positive, total and spread, combined with the other shards, if any."""
+        reducer = self.options.reducer
+        if reducer is not ALONE:
+            local = self.shift.clone()
+            reducer.maximum_(self.shift)
+            self.sum *= torch.exp(local - finite(self.shift))
+            for partial in (self.sum, self.positive, self.total, self.spread):
+                if partial is not None:
+                    reducer.sum_(partial)
+        negatives = finite(self.shift) + self.sum.log()
+        return negatives, self.positive, self.total, self.spread
+
+
+def finite(maximum: Tensor) -> Tensor:
+    """Finite also where there was nothing to maximise, so that no inf - inf arises."""
+    return maximum.clamp(min=torch.finfo(maximum.dtype).min)
