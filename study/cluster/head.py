@@ -136,13 +136,13 @@ class Head:
                 f"this study is kept in a file on the head of {self.cluster}, which has no server: "
                 "set `tracking: {uri: ...}` to that of a server that both can reach"
             )
-        host, far = parts.hostname or "", parts.port or DEFAULT_PORTS[scheme]
+        host, far = parts.hostname or "127.0.0.1", parts.port or DEFAULT_PORTS[scheme]
         if scheme == "https" or (host not in LOOPBACK and _listens(host, far)):
             yield uri
             return
         port = (port if scheme == "http" else 0) or free_port()
         process = subprocess.Popen(
-            self.ssh("-N", "-L", f"127.0.0.1:{port}:{host}:{far}"),
+            self.ssh("-N", "-L", f"127.0.0.1:{port}:[{host}]:{far}"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

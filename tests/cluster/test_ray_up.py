@@ -166,12 +166,12 @@ def nobody_gets_in(laptop: Laptop) -> None:
     """No port of the head serves a stranger: Ray's ask for the token, MLflow is on loopback."""
     found = answers(laptop.head)
     print("\nwhat the head's ports say to a stranger:")
-    for port, words in found.items():
-        print(f"{port:6} {words}")
+    for port, said in found.items():
+        print(f"{port:6} {said}")
     assert MLFLOW_PORT not in found
-    assert not [words for words in found.values() if words.startswith(OPEN)]
+    assert not [said for said in found.values() if said.startswith(OPEN)]
     assert found[6379] == ASKS
-    assert sum(words == ASKS for words in found.values()) >= 3, "Ray's head, node and workers"
+    assert sum(said == ASKS for said in found.values()) >= 3, "Ray's head, node and workers"
     with pytest.raises(OSError):
         socket.create_connection((laptop.head.address, MLFLOW_PORT), timeout=5)
     stranger = {**laptop.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}

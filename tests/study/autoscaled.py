@@ -79,6 +79,7 @@ def cluster(folder: Path) -> Iterator[str]:
     temporary.mkdir()
     os.environ |= {
         MARK: str(folder),
+        "RAY_AUTH_MODE": "token",
         "RAY_FAKE_CLUSTER": "1",
         "RAY_enable_autoscaler_v2": "1",
         "RAY_CLOUD_INSTANCE_ID": HEAD,
@@ -100,9 +101,8 @@ def cluster(folder: Path) -> Iterator[str]:
     words = [f"--{key}={value}" for key, value in options.items()]
     ray_program = str(Path(sys.executable).parent / "ray")
     try:
-        subprocess.run(
-            [ray_program, "start", "--head", *words], check=True, stdout=subprocess.DEVNULL
-        )
+        for command in (["get-auth-token", "--generate"], ["start", "--head", *words]):
+            subprocess.run([ray_program, *command], check=True, stdout=subprocess.DEVNULL)
         yield f"127.0.0.1:{port}"
     finally:
         ray.shutdown()

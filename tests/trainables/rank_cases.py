@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class TinyBench(Bench):
             )
 
 
+@functools.cache
 def bench(kind: str = "images", n_classes: int = N_CLASSES) -> Bench:
     """Random pictures of a few classes for a tiny encoder or a real conv4, or random features."""
     random = np.random.default_rng(3)

@@ -58,7 +58,7 @@ class RankPool:
     def _answers(self, size: int) -> list[Any]:
         answers = []
         for rank, pipe in enumerate(self._pipes[:size]):
-            if not pipe.poll(120):
+            if not pipe.poll(300):
                 raise AssertionError(f"rank {rank} of {size} does not answer")
             answers.append(pipe.recv())
         errors = [error for error, _ in answers if error]
