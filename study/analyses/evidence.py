@@ -194,17 +194,20 @@ def plausible(
 
 
 def _thin(samples: Samples, most: int, seed: int) -> Samples:
-    """At most `most` rows, whole trials, Sobol ones first.
+    """At most `most` rows, whole trials, Sobol ones and repeated seeds first.
 
     A search crowds where the score is high and flat; lengths learned there would be taken for
-    those of the whole space, and bands would be far too sure of it.
+    those of the whole space, and bands would be far too sure of it. Repeated seeds tell noise from
+    roughness, which few scattered points cannot.
     """
     if len(samples) <= most:
         return samples
     order = np.random.default_rng(seed).permutation(np.unique(samples.trial))
-    blind = np.zeros(int(samples.trial.max()) + 1, dtype=bool)
-    blind[samples.trial[samples.blind]] = True
-    order = order[np.argsort(~blind[order], kind="stable")]
+    last = samples.rows(samples.last)
+    repeated = np.bincount(last.point, minlength=int(samples.point.max()) + 1) > 1
+    wanted = np.zeros(int(samples.trial.max()) + 1, dtype=bool)
+    wanted[samples.trial[samples.blind | repeated[samples.point]]] = True
+    order = order[np.argsort(~wanted[order], kind="stable")]
     counts = np.bincount(samples.trial)[order]
     keep = order[np.cumsum(counts) <= most]
     return samples.rows(np.isin(samples.trial, keep))
