@@ -6,16 +6,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from study.display import number
 from study.home import StudyHome
-from study.jobs import Job, Progress, Split
+from study.jobs import Job, Progress
 from study.plan import Plan
 from study.requests import confirm_seed, plain_value
-from study.table import KNOB, Origin, TrialTable
+from study.table import KNOB, TrialTable
 from study.tracking.writer import Tracker
 from study.tuning.ledger import Ledger
 from trainables.backbone import Backbone
@@ -81,8 +81,10 @@ def _keep_winner(home: StudyHome, plan: Plan, bench: Bench) -> None:
     if confirmed.empty:
         return
     row = confirmed.iloc[0]
-    values = {k: row[KNOB + k] for k in plan.spaces[winner].searched}
-    training = best_training(home, plan, bench, row["trial"], winner, values, split="test")
+    distributions = plan.spaces[winner].distributions
+    point = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
+    job = Job(row["trial"], winner, 0, "confirm", point, seed=int(row["seed"]), split="test")
+    training = trained(home, plan, bench, job)
     if training is not None:
         network = training.replicas[0].model
         inputs = _inputs(bench, network)
@@ -130,45 +132,30 @@ def _gallery(
     home: StudyHome, plan: Plan, tracker: Tracker, bench: Bench, ledger: Ledger, loss: str
 ) -> None:
     """What the best trial of a loss finds for a few validation queries."""
-    best = ledger.incumbent(loss)
-    if best is None:
+    best = ledger.best_job(loss)
+    training = None if best is None else trained(home, plan, bench, best)
+    if best is None or training is None:
         return
-    trial, values = best
     path = home.directory / "galleries" / f"{loss}.png"
-    training = best_training(home, plan, bench, trial, loss, dict(values))
-    if training is None:
-        return
     replica = training.replicas[0]
     vectors = embed(replica.model, replica.task.score, replica.augment, replica.world)
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{trial}: validation queries and what they find"
+    title = f"{best.trial}: validation queries and what they find"
     from trainables.gallery import write_gallery
 
     write_gallery(
         path, replica.task.score, vectors, class_names=bench.dataset.class_names, title=title
     )
-    tracker.artifact(path, to=trial)
+    tracker.artifact(path, to=best.trial)
     tracker.artifact(path, to=loss)
 
 
-def best_training(
-    home: StudyHome,
-    plan: Plan,
-    bench: Bench,
-    trial: str,
-    loss: str,
-    values: Mapping[str, Any],
-    split: Split = "validation",
-) -> Training | None:
-    """A trial restored from its last checkpoint; None when that is gone."""
-    origin: Origin = "published" if split == "validation" else "confirm"
-    distributions = plan.spaces[loss].distributions
-    point = {k: plain_value(d, values[k]) for k, d in distributions.items()}
-    job = Job(trial, loss, 0, origin, point, seed=0, split=split)
-    spec = plan.trial_spec(
-        job, cache_dir=bench.cache_dir, checkpoint_dir=home.checkpoint_place(plan)
+def trained(home: StudyHome, plan: Plan, bench: Bench, job: Job) -> Training | None:
+    """A trial's training, restored from its last checkpoint; None when that is gone."""
+    place = home.checkpoint_place(plan)
+    training = Training(
+        plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=place), bench
     )
-    training = Training(spec, bench)
     return training if training.restore() else None
 
 

@@ -25,9 +25,14 @@ class StudyTrial(Trainable):  # type: ignore[misc]
         self._start(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial into this process, unless the last one left it unusable."""
+        """Take the next trial into this process.
+
+        Raises:
+            RuntimeError: The last trial left the process unusable. (Were the answer False, Tune
+                would drop the trial and tell nobody.)
+        """
         if isinstance(self._crew, Worker) and self._crew.is_broken:
-            return False
+            raise RuntimeError("the device of this process is broken")
         self._start(new_config)
         return True
 

@@ -178,6 +178,10 @@ class Ledger:
         """Key and values of the best finished trial of a loss's search, if any."""
         return self._losses[loss].incumbent()
 
+    def best_job(self, loss: str) -> Job | None:
+        """The best finished trial of a loss's search, if any."""
+        return self._losses[loss].best_job()
+
     def best(self, loss: str, count: int) -> list[str]:
         """Keys of the best finished trials of a loss's search, best first."""
         return self._losses[loss].best(count)

@@ -185,6 +185,10 @@ class LossSearch:
         best = self._best
         return (best.trial, dict(best.values)) if best else None
 
+    def best_job(self) -> Job | None:
+        """The best finished trial of the search."""
+        return self._best
+
     def best(self, count: int) -> list[str]:
         """Keys of the best finished trials of the search, best first."""
         # In the order of ending, so that the first of equals is the incumbent.
