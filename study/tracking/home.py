@@ -172,11 +172,11 @@ class Home:
     def log_best(
         self, run: KnownRun, *, key: str, value: float, number: int, moment: float
     ) -> None:
-        """Log a best score so far, with the trial's number as step."""
-        before, step = run.best.get(key, (-float("inf"), 0))
-        if not value > before:
+        """Log the best score so far, with the trial's number as step; told again, it is not."""
+        before, step = run.best.get(key, (-float("inf"), -1))
+        if value <= before and number <= step:
             return
-        step = max(step, number)
+        value, step = max(value, before), max(step, number)
         self._client.log_batch(run.run_id, metrics=[Metric(key, value, _millis(moment), step)])
         run.best[key] = (value, step)
 

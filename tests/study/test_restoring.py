@@ -22,7 +22,7 @@ from tests.study.driven import check_complete, check_consistent
 from tests.study.tuning_simulation import closeness, make_plan
 
 COUNTS = {f"{p}_{k}": 1 for p in ("train", "validation", "test") for k in ("classes", "items")}
-DATA = {"name": "glyphs", "kind": "images", "fingerprint": "x", **COUNTS}
+DATA = {"name": "glyphs", "kind": "images", "fingerprint": "x", "notes": [], **COUNTS}
 EPOCHS = 3
 
 

@@ -212,8 +212,12 @@ def test_a_clock_that_goes_backwards_changes_nothing_but_times(troubled: StudyHo
 
 
 def test_a_termination_is_a_polite_stop() -> None:
-    with polite_stop(), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Tune leaves its own behind
+    try:
+        with polite_stop(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> None:
