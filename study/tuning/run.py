@@ -104,7 +104,7 @@ def run(
         ) as tracker:
             open_tracking(tracker, plan, data, ledger.samplers())
             tags = trial_tags(data)
-            tell_again(tracker, plan, record, tags)
+            tell_again(tracker, plan, home.directory, tags)
             say("scoring the untrained backbone")
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))

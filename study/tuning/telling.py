@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
@@ -100,12 +101,13 @@ class Describer:
         return "1 of 1" if self._folds == 1 else f"1-{self._folds} of {self._folds}"
 
 
-def tell_again(tracker: Tracker, plan: Plan, record: Record, tags: Mapping[str, str]) -> None:
+def tell_again(tracker: Tracker, plan: Plan, directory: Path, tags: Mapping[str, str]) -> None:
     """Tell of every trial of earlier runs, from the journal.
 
     Should the tracker's spool be lost, or MLflow's store, this puts every trial back. A store that
     lacks nothing takes nothing.
     """
+    record = Record(directory, plan.spaces)  # of its own: a running study forgets learning curves
     describe = Describer(plan, tags)
     for loss in plan.losses:
         for trial in record.trials(loss):

@@ -176,7 +176,8 @@ def check_consistent(home: StudyHome) -> pd.DataFrame:
     both = optuna_side.merge(table.trials, on="trial", suffixes=("_optuna", "_mlflow"))
     assert len(both) == len(optuna_side) == len(table.trials)
     assert (both["state_optuna"] == both["state_mlflow"]).all()
-    assert (both["epochs_optuna"] == both["epochs_mlflow"]).all()
+    wrong = both[both["epochs_optuna"] != both["epochs_mlflow"]]
+    assert wrong.empty, wrong
     steps = table.curves.groupby("trial")["epoch"].apply(list)
     for trial, epochs in zip(table.trials["trial"], table.trials["epochs"], strict=True):
         assert steps.get(trial, []) == list(range(1, int(epochs) + 1)), trial

@@ -40,7 +40,7 @@ class Session:
             interval=0.05,
         )
         open_tracking(self.tracker, plan, DATA, {})
-        tell_again(self.tracker, plan, self.record, {})
+        tell_again(self.tracker, plan, home.directory, {})
         self._listener = TrackingListener(self.tracker, plan, {})
 
     def train(self, trials: int, *, open_after: int | None = None) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 
 from study.tracking.local import default_uri, prepare
@@ -55,6 +56,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.faults
 def test_random_kills_lose_nothing_and_double_nothing(
     study_dir: Path, open_tracker: Any, story: Any, doubles: Any
 ) -> None:

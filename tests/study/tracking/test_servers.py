@@ -48,6 +48,7 @@ def test_a_taken_port_is_named(empty_store: Path) -> None:
             pass
 
 
+@pytest.mark.faults
 def test_a_server_killed_and_restarted_in_the_middle(
     study_dir: Path, open_tracker: Any, story: Any, doubles: Any
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_server_killed_and_restarted_in_the_middle(
     assert doubles(study_dir / "mlflow.db") == []
 
 
+@pytest.mark.faults
 def test_basic_auth_passes_through_and_stays_out_of_sight(
     study_dir: Path,
     empty_store: Path,
