@@ -107,7 +107,7 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
     file = write_study(
         tmp_path,
         tracking={"uri": f"http://127.0.0.1:{port}"},
-        training={"epochs": 12, "batch_size": 32, "embedding_dim": 16},
+        training={"epochs": 40, "batch_size": 32, "embedding_dim": 16},
     )
     home = StudyHome(tmp_path / "studies" / "s")
     with serve(store, port=port, artifact_root=artifacts):
