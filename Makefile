@@ -18,7 +18,7 @@ study: $(INSTALLED)
 	fi
 
 test: lint
-	$(BIN)/python -m pytest -m "not faults"
+	$(BIN)/python -m pytest -m "not faults" -n 3
 
 faults: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m faults
