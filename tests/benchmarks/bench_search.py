@@ -199,14 +199,20 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(f"median {name}: {value:.3f}")
-    content = {
+    content: dict[str, Any] = {
         "trials": options.trials,
         "slots": SLOTS,
         "epochs": EPOCHS,
         "best_of_table": table.best,
         "seed_noise": table.noise,
     }
-    write_result("search", {**content, "medians": figures, "rows": rows}, quick=options.quick)
+    content |= {"medians": _plain(figures), "rows": [_plain(row) for row in rows]}
+    write_result("search", content, quick=options.quick)
+
+
+def _plain(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """What was never reached is null: JSON knows no infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
 if __name__ == "__main__":
