@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from study.analyses.findings import Findings, LossFindings
-from study.analyses.surrogate import Refusal
+from study.analyses.surrogate import Refusal, Surrogate
 from study.report.answer import Answer
 
 FORMAT = 1
@@ -74,9 +74,33 @@ def plain(value: Any) -> Any:
     return None if pd.isna(value) else str(value)
 
 
+def _model(model: Surrogate | Refusal) -> dict[str, Any]:
+    if isinstance(model, Refusal):
+        return {"refused": model.reason}
+    jump = model.jump
+    return {
+        "kind": model.kind,
+        "noise": plain(model.noise),
+        "jump": None
+        if jump is None
+        else dict(zip(("knob", "low", "high"), map(plain, jump), strict=True)),
+        "quality": [
+            {
+                "kind": q.kind,
+                "r2": plain(q.r2),
+                "coverage": plain(q.coverage),
+                "log_density": plain(q.log_density),
+                "stretch": plain(q.stretch),
+                "error": plain(q.error),
+                "spread": plain(q.spread),
+            }
+            for q in model.quality
+        ],
+    }
+
+
 def _loss(found: LossFindings, findings: Findings) -> dict[str, Any]:
-    model, tuned = found.surrogate, found.tuned
-    noise = found.noise
+    tuned, noise = found.tuned, found.noise
     out: dict[str, Any] = {
         "space": plain(findings.table.spaces[found.loss].to_dict()),
         "seed_noise": plain(
@@ -89,27 +113,7 @@ def _loss(found: LossFindings, findings: Findings) -> dict[str, Any]:
             }
         ),
         "tolerance": plain({"value": found.tolerance.value, "source": found.tolerance.source}),
-        "model": {"refused": model.reason}
-        if isinstance(model, Refusal)
-        else {
-            "kind": model.kind,
-            "noise": plain(model.noise),
-            "jump": None
-            if model.jump is None
-            else dict(zip(("knob", "low", "high"), map(plain, model.jump), strict=True)),
-            "quality": [
-                {
-                    "kind": q.kind,
-                    "r2": plain(q.r2),
-                    "coverage": plain(q.coverage),
-                    "log_density": plain(q.log_density),
-                    "stretch": plain(q.stretch),
-                    "error": plain(q.error),
-                    "spread": plain(q.spread),
-                }
-                for q in model.quality
-            ],
-        },
+        "model": _model(found.surrogate),
         "importance": rows(found.importance),
         "importance_above_median": rows(found.good_importance),
         "pairs": rows(found.pairs),

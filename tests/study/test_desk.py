@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from search_spaces.space import Float
 from study.jobs import Job, Outcome
@@ -34,7 +35,7 @@ class Listener:
         self.outcomes[job.trial] = outcome
 
 
-def open_desk(plan: Plan, directory: Path, listener: Listener) -> Desk:
+def open_desk(plan: Plan, directory: Path, listener: Listener, **more: Any) -> Desk:
     return Desk(
         plan,
         open_ledger(plan, directory),
@@ -43,6 +44,7 @@ def open_desk(plan: Plan, directory: Path, listener: Listener) -> Desk:
         checkpoint_dir=str(directory / "checkpoints"),
         slots=lambda: 1,
         errors_dir=directory / "errors",
+        **more,
     )
 
 
@@ -145,15 +147,8 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_trial_goes_on(
     )
     said: list[str] = []
     listener = Listener()
-    desk = Desk(
-        plan,
-        open_ledger(plan, tmp_path),
-        listener,
-        cache_dir=tmp_path,
-        checkpoint_dir=str(tmp_path / "checkpoints"),
-        slots=lambda: 1,
-        warn=Warned(tmp_path / "warnings.txt", said.append),
-    )
+    warned = Warned(tmp_path / "warnings.txt", said.append)
+    desk = open_desk(plan, tmp_path, listener, warn=warned)
     spec = desk.start()
     assert spec is not None
     worker = Worker()
