@@ -132,7 +132,7 @@ def _gallery(
     home: StudyHome, plan: Plan, tracker: Tracker, bench: Bench, ledger: Ledger, loss: str
 ) -> None:
     """What the best trial of a loss finds for a few validation queries."""
-    best = ledger.best_job(loss)
+    best = ledger.incumbent(loss)
     training = None if best is None else trained(home, plan, bench, best)
     if best is None or training is None:
         return

@@ -138,4 +138,4 @@ def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:
 
     ledger = Ledger(plan, Record(home.directory, plan.spaces), search=False)
     best = {loss: ledger.incumbent(loss) for loss in plan.losses}
-    return {loss: found[1] for loss, found in best.items() if found is not None}
+    return {loss: dict(job.values) for loss, job in best.items() if job is not None}

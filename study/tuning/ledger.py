@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from search_spaces.space import Value
 from study.jobs import Job, Outcome, Progress, trial_key
 from study.plan import Plan
 from study.tuning.record import Record, job_of, outcome_of
@@ -174,13 +173,9 @@ class Ledger:
         """Every job that has ended, in this run or before."""
         return [job for search in self._losses.values() for job in search.ended_jobs()]
 
-    def incumbent(self, loss: str) -> tuple[str, dict[str, Value]] | None:
-        """Key and values of the best finished trial of a loss's search, if any."""
-        return self._losses[loss].incumbent()
-
-    def best_job(self, loss: str) -> Job | None:
+    def incumbent(self, loss: str) -> Job | None:
         """The best finished trial of a loss's search, if any."""
-        return self._losses[loss].best_job()
+        return self._losses[loss].incumbent()
 
     def best(self, loss: str, count: int) -> list[str]:
         """Keys of the best finished trials of a loss's search, best first."""

@@ -180,12 +180,7 @@ class LossSearch:
         """Every job of this loss that has ended."""
         return [self._jobs[trial] for trial in self._outcomes]
 
-    def incumbent(self) -> tuple[str, dict[str, Value]] | None:
-        """Key and values of the best finished trial of the search."""
-        best = self._best
-        return (best.trial, dict(best.values)) if best else None
-
-    def best_job(self) -> Job | None:
+    def incumbent(self) -> Job | None:
         """The best finished trial of the search."""
         return self._best
 

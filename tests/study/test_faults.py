@@ -68,7 +68,7 @@ def test_two_runs_of_one_name_at_once_and_a_ray_that_dies(tmp_path: Path, data_c
     """
     root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
     search = {"trials": 5, "repeats": 1}
-    training = {"epochs": 8, "batch_size": 32, "embedding_dim": 16}
+    training = {"epochs": 40, "batch_size": 32, "embedding_dim": 16}
     file = write_study(tmp_path, losses=["triplet"], training=training, search=search)
     both = [launch(root, "run", str(file), "--no-report") for _ in range(2)]
     loser = first_to_end(both)
@@ -113,6 +113,7 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
     with serve(store, port=port, artifact_root=artifacts):
         process = launch(tmp_path / "studies", "run", str(file), "--no-report")
         wait_for(home, 1, process)
+        killed = freeze_workers(process, home)  # so that the study cannot end meanwhile
         cut_power(listener(port))
         # A second run, and a resume, while the first is at it: refused, and nothing changes.
         for command in (["run", str(file)], ["resume", "s"]):
@@ -120,7 +121,6 @@ def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_ca
             words, _ = second.communicate(timeout=60)
             assert second.returncode == 2, words
             assert words.count("\n") == 1, words
-    killed = freeze_workers(process, home)
     marked = mark_checkpoints(home)
     for worker in killed:
         worker.kill()

@@ -241,7 +241,7 @@ def test_gp_is_told_a_full_length_value_of_stopped_trials(tmp_path: Path) -> Non
 def incumbents_of(plan: Plan, directory: Path) -> dict[str, dict[str, float]]:
     ledger = open_ledger(plan, directory)
     found = {loss: ledger.incumbent(loss) for loss in plan.losses}
-    return {loss: best[1] for loss, best in found.items() if best}  # type: ignore[misc]
+    return {loss: dict(job.values) for loss, job in found.items() if job}  # type: ignore[arg-type]
 
 
 def test_requests_run_once(tmp_path: Path) -> None:
