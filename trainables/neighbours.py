@@ -94,17 +94,23 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Some queries, their float32 products with all centred items, and their exact neighbours.
+class Answer:
+    """Some queries and their exact neighbours."""
+
+    rows: NDArray[np.int64]
+    found: Neighbours
+
+
+@dataclass(frozen=True)
+class Block(Answer):
+    """An answer, and the queries' float32 products with all centred items.
 
     `similarities` plus the query's `offset` are the cosines. They are valid until the next block
     is asked for; self is at minus infinity.
     """
 
-    rows: NDArray[np.int64]
     similarities: Tensor
     offsets: Tensor
-    found: Neighbours
 
 
 def nearest(
@@ -198,7 +204,7 @@ def search(
             products.scatter_(1, index[:, None], -torch.inf)
         found, values = _ordered(queries, items, index, products, offsets, k, int(exclude_self))
         neighbours = Neighbours(found.cpu().numpy(), values.cpu().numpy())
-        yield Block(chunk, products, offsets, neighbours)
+        yield Block(chunk, neighbours, products, offsets)
 
 
 def _left_sides(queries: Vectors, centre: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,10 +231,42 @@ def _ordered(
 ) -> tuple[Tensor, Tensor]:
     """Indices and similarities of the k nearest, exactly ordered, from float32 products."""
     n_items = similarities.shape[1] - left_out
-    count = min(k + SPARE, n_items)
-    coarse, found = _top(similarities, count)
-    values = coarse + offsets[:, None]
-    close = coarse[:, :-1] - coarse[:, 1:] <= items.margin
+    coarse, found = top(similarities, min(k + SPARE, n_items))
+    found, values, crowded = settle(
+        queries, items, index, coarse, found, coarse + offsets[:, None], items.margin, k, n_items
+    )
+    for row in crowded.tolist():
+        near = torch.nonzero(similarities[row] >= coarse[row, k - 1] - items.margin)[:, 0]
+        exact = cosines_of(queries, items, index[row], near)
+        found[row], values[row] = _best(near, exact, k)
+    return found, values
+
+
+def settle(
+    queries: Vectors,
+    items: Vectors,
+    index: Tensor,
+    coarse: Tensor,
+    found: Tensor,
+    values: Tensor,
+    margin: float,
+    k: int,
+    n_items: int,
+) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+    """Order candidates exactly, where float32 values closer than `margin` leave it open.
+
+    Args:
+        index: The queries, (rows,).
+        coarse: float32 values of each query's most similar items, largest first.
+        found: These items; as `values`, changed in place.
+        values: The cosines of float32 accuracy, float64.
+        n_items: How many items each query could find.
+
+    Returns:
+        Items and cosines of the k nearest, and the queries (their places in `index`) for which
+        that is not sure: a run of near-ties reaches the last candidate and may go on behind it.
+    """
+    close = coarse[:, :-1] - coarse[:, 1:] <= margin
     unsure = torch.zeros_like(coarse, dtype=torch.bool)
     unsure[:, 1:] |= close
     unsure[:, :-1] |= close
@@ -236,13 +274,10 @@ def _ordered(
     values[at, place] = cosines(queries, items, index[at], found[at, place])
     rows = unsure.any(dim=1).nonzero()[:, 0]
     found[rows], values[rows] = _sorted(found[rows], values[rows])
-    # A run of near-ties that reaches the last candidate may go on behind it.
-    crowded = unsure[:, k - 1 :].all(dim=1).nonzero()[:, 0].tolist() if count < n_items else []
-    for row in crowded:
-        near = torch.nonzero(similarities[row] >= coarse[row, k - 1] - items.margin)[:, 0]
-        exact = cosines_of(queries, items, index[row], near)
-        found[row, :k], values[row, :k] = _best(near, exact, k)
-    return found[:, :k], values[:, :k]
+    crowded = torch.zeros(len(index), dtype=torch.bool)
+    if coarse.shape[1] < n_items:
+        crowded = unsure[:, k - 1 :].all(dim=1)
+    return found[:, :k], values[:, :k], crowded.nonzero()[:, 0].cpu().numpy()
 
 
 def _best(found: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -261,7 +296,7 @@ def _sorted(found: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return found.gather(1, by_value), values
 
 
-def _top(similarities: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top(similarities: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and columns of the `count` largest of each row, largest first.
 
     The largest `count` values lie in the `count` groups with the largest maxima. Group maxima cost

@@ -8,7 +8,7 @@ query still count. Queries whose class has no other item in the gallery are left
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainables.neighbours import (
     CROWD,
+    Answer,
     Block,
     Neighbours,
     Vectors,
@@ -27,6 +28,7 @@ from trainables.neighbours import (
     search,
     vectors,
 )
+from trainables.within import pays, search_within
 from trainables.world import Alone, World, share
 
 __all__ = ["Neighbours", "evaluate", "nearest", "nmi"]
@@ -105,16 +107,23 @@ def _scores(task: _Task, rows: Ids, ks: Sequence[int]) -> NDArray[np.float64]:
     length = min(longest, len(items) - task.exclude_self)
     members = _Members(labels)
     scores: list[NDArray[np.float64]] = [np.empty((0, len(ks) + 2))]
-    for block in search(queries, items, rows, length, exclude_self=task.exclude_self):
+    for block in _answers(task, rows, length, whole=max(ks) > length):
         own = task.query_labels[block.rows]
         hits = labels[block.found.indices] == own[:, None]
         first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.iinfo(np.int64).max)
-        if max(ks) > length:
+        if isinstance(block, Block) and max(ks) > length:
             missed = np.flatnonzero(~hits.any(axis=1))
             first[missed] = _first_hits(block, missed, own, queries, items, members)
         precisions = _precisions(hits, task.matches[block.rows])
         scores.append(np.stack([*(first <= k for k in ks), *precisions], axis=1))
     return np.concatenate(scores)
+
+
+def _answers(task: _Task, rows: Ids, length: int, *, whole: bool) -> Iterator[Answer]:
+    """The nearest `length` items of the queries; as `Block`s if `whole` rows are needed."""
+    if task.exclude_self and not whole and pays(task.items, len(rows), length):
+        return search_within(task.items, rows, length)
+    return search(task.queries, task.items, rows, length, exclude_self=task.exclude_self)
 
 
 def nmi(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int = 0) -> float:

@@ -59,6 +59,10 @@ class _Alone:
 ALONE: Reducer = _Alone()
 
 
+KEEP_MIB = 384.0
+"""Similarities kept for backward by default: 180 samples with 500,000 classes."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """How much memory the similarities of a batch with all proxies may take.
@@ -70,7 +74,7 @@ class Budget:
         block_bytes: Size of one block of similarities; 0 chooses by device.
     """
 
-    keep_bytes: int = 256 * 2**20
+    keep_bytes: int = int(KEEP_MIB * 2**20)
     block_bytes: int = 0
 
 

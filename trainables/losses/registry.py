@@ -11,7 +11,7 @@ from torch import nn
 
 from trainables.losses.am_softmax import am_softmax
 from trainables.losses.arcface import arcface
-from trainables.losses.blocks import Budget
+from trainables.losses.blocks import KEEP_MIB, Budget
 from trainables.losses.circle import circle
 from trainables.losses.circle_pair import circle_pair
 from trainables.losses.contrastive import contrastive
@@ -119,7 +119,7 @@ def build_loss(
     n_classes: int,
     dim: int,
     seed: int = 0,
-    keep_mib: float = 256.0,
+    keep_mib: float = KEEP_MIB,
     shards: World | None = None,
     negative_share: float = 1.0,
     **knobs: Any,
