@@ -15,13 +15,16 @@ from optuna.distributions import BaseDistribution
 from scipy.linalg import cho_solve, cholesky
 
 from study.analyses.encoding import Cliff, Encoding
-from study.analyses.evidence import JITTER, Evidence, Fitted
+from study.analyses.evidence import JITTER, Evidence, Fitted, best_shape
 from study.analyses.kernel import correlation, squared_distances
 from study.analyses.samples import Array, Samples, unit_levels
 from study.analyses.warp import Standard
 
 LEAST_SIDE = 4
 """A side of a cliff has at least this many trials."""
+
+LEAST_HEIGHT = 0.5
+"""A cliff is at least so many standard deviations of the scores high."""
 
 CONVINCING = 3.0
 """Log evidence a cliff must add, beyond the logarithm of the places looked at."""
@@ -38,18 +41,18 @@ def find(
     places = _places(evidence.rows)
     if not places:
         return None
-    gains = _screen(evidence, fitted, places)
+    # A smooth process bends to a cliff with short lengths, and then a step adds little to it: a
+    # process that has not bent is asked, too.
+    unbent = Fitted(evidence.prior_mean, fitted.smoothness)
+    likely = {int(_screen(evidence, by, places).argmax()) for by in (fitted, unbent)}
     price = float(np.log(len(places))) + CONVINCING
-    top = int(gains.argmax())
-    if gains[top] < 1.0:
-        return None
-    beside = Evidence(
-        samples, standard, smoothness=fitted.smoothness, cliff=places[top], most=most, seed=seed
-    )
-    # A smooth process bends to a cliff with short lengths, which it no longer needs.
-    starts = (_with_side(fitted.theta), beside.prior_mean)
-    value, theta = min((beside.maximise(s, 30) for s in starts), key=lambda found: found[0])
-    return Fitted(theta, fitted.smoothness, places[top]) if value < lowest - price else None
+    found = []
+    for place in sorted(likely):
+        beside = Evidence(samples, standard, cliff=places[place], most=most, seed=seed)
+        # How smooth the rest is cannot be told with the cliff in it.
+        found.append(best_shape(beside, (_with_side(fitted), beside.prior_mean), steps=30))
+    value, best = min(found, key=lambda each: each[0])
+    return best if value < lowest - price else None
 
 
 def locate(
@@ -78,19 +81,15 @@ def locate(
 def _likely(samples: Samples, standard: Standard, fitted: Fitted, places: Array) -> Array:
     """Log evidence of all rows for each place of the cliff, all else equal."""
     assert fitted.cliff is not None
-    y, n = standard.latent(samples.scores), len(samples)
-    lengths, out = fitted.lengths, []
+    y, out = standard.latent(samples.scores), []
     encoding = Encoding.of(samples.distributions, fitted.cliff)
     inputs = encoding(samples.units, samples.epochs, samples.full_epochs)
-    inputs = inputs / lengths[encoding.group_of]
-    rest = fitted.trial * (samples.trial[:, None] == samples.trial[None, :]) + 1.0
-    for group in range(encoding.groups - 1):
-        columns = inputs[:, encoding.columns_of(group)]
-        rest += fitted.alone * correlation(squared_distances(columns, columns), fitted.smoothness)
-    rest.flat[:: n + 1] += fitted.noise + JITTER
-    near = squared_distances(inputs[:, :-1], inputs[:, :-1])
+    rest = _apart_from_joint(samples, fitted, encoding, inputs, encoding.groups - 1)
+    lengths = fitted.joint_lengths[encoding.group_of]
+    near = squared_distances(inputs[:, :-1] / lengths[:-1], inputs[:, :-1] / lengths[:-1])
     apart = 1.0 / lengths[-1] ** 2
-    side_alone = fitted.alone * correlation(np.array([0.0, apart]), fitted.smoothness)
+    alone_apart = np.array([0.0, 1.0 / fitted.lengths[-1] ** 2])
+    side_alone = fitted.alone * correlation(alone_apart, fitted.smoothness)
     for place in places:
         side = samples.units[:, fitted.cliff.knob] > place
         other = side[:, None] != side[None, :]
@@ -102,7 +101,20 @@ def _likely(samples: Samples, standard: Standard, fitted: Fitted, places: Array)
     return np.array(out)
 
 
-def _places(rows: Samples, *, most: int = 24) -> list[Cliff]:
+def _apart_from_joint(
+    rows: Samples, fitted: Fitted, encoding: Encoding, inputs: Array, groups: int
+) -> Array:
+    """Covariance of the rows by noise, level and the first one-dimensional terms."""
+    covariance = fitted.trial * (rows.trial[:, None] == rows.trial[None, :]) + 1.0
+    for group in range(groups):
+        columns = inputs[:, encoding.columns_of(group)] / fitted.lengths[group]
+        r2 = squared_distances(columns, columns)
+        covariance += fitted.alone * correlation(r2, fitted.smoothness)
+    covariance.flat[:: len(rows) + 1] += fitted.noise + JITTER
+    return np.asarray(covariance)
+
+
+def _places(rows: Samples) -> list[Cliff]:
     """Middles of the gaps between trials along every numeric knob."""
     out = []
     for j, distribution in enumerate(rows.distributions):
@@ -110,8 +122,6 @@ def _places(rows: Samples, *, most: int = 24) -> list[Cliff]:
             continue
         seen = np.unique(rows.units[rows.last, j])
         middles = 0.5 * (seen[1:] + seen[:-1])[LEAST_SIDE - 1 : len(seen) - LEAST_SIDE]
-        if len(middles) > most:
-            middles = middles[np.linspace(0, len(middles) - 1, most).astype(int)]
         out += [Cliff(j, float(m)) for m in middles]
     return out
 
@@ -125,14 +135,9 @@ def _screen(evidence: Evidence, fitted: Fitted, places: Sequence[Cliff]) -> Arra
     rows = evidence.rows
     encoding = Encoding.of(rows.distributions)
     inputs = encoding(rows.units, rows.epochs, rows.full_epochs)
-    inputs = inputs / fitted.lengths[encoding.group_of]
-    covariance = fitted.trial * (rows.trial[:, None] == rows.trial[None, :]) + 1.0
+    covariance = _apart_from_joint(rows, fitted, encoding, inputs, encoding.groups)
+    inputs = inputs / fitted.joint_lengths[encoding.group_of]
     covariance += fitted.joint * correlation(squared_distances(inputs, inputs), fitted.smoothness)
-    for group in range(encoding.groups):
-        columns = inputs[:, encoding.columns_of(group)]
-        r2 = squared_distances(columns, columns)
-        covariance += fitted.alone * correlation(r2, fitted.smoothness)
-    covariance.flat[:: len(rows) + 1] += fitted.noise + JITTER
     factor = cholesky(covariance, lower=True, check_finite=False)
     steps = np.stack([(rows.units[:, c.knob] > c.place) - 0.5 for c in places], axis=1)
     solved = cho_solve((factor, True), steps, check_finite=False)
@@ -140,6 +145,7 @@ def _screen(evidence: Evidence, fitted: Fitted, places: Sequence[Cliff]) -> Arra
     return np.asarray(0.5 * (pull**2 / (1.0 + stiff) - np.log1p(stiff)))
 
 
-def _with_side(theta: Array) -> Array:
-    """Hyperparameters with a length for the side of a cliff."""
-    return np.concatenate([theta[:-4], [np.log(0.7)], theta[-4:]])
+def _with_side(fitted: Fitted) -> Array:
+    """Hyperparameters with a length and a ratio for the side of a cliff."""
+    theta, g = fitted.theta, fitted.groups
+    return np.concatenate([theta[:g], [np.log(0.7)], theta[g : 2 * g], [0.3], theta[-4:]])

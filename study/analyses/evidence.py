@@ -20,7 +20,12 @@ JITTER = 1e-8
 
 @dataclass(frozen=True)
 class Fitted:
-    """Hyperparameters: a shape, logs of the lengths and of four variances, perhaps a cliff."""
+    """Hyperparameters: a shape, logs of lengths, ratios and four variances, perhaps a cliff.
+
+    There is one length per group of inputs for what it does alone. What inputs do together has
+    lengths of its own, so that a knob can matter alone and not together with others; a ratio says
+    how much longer each is.
+    """
 
     theta: Array
     smoothness: Smoothness
@@ -29,12 +34,18 @@ class Fitted:
     @property
     def groups(self) -> int:
         """How many lengths there are."""
-        return len(self.theta) - 4
+        return (len(self.theta) - 4) // 2
 
     @property
     def lengths(self) -> Array:
-        """One per group."""
-        return np.asarray(np.exp(self.theta[:-4]))
+        """One per group, of the one-dimensional terms."""
+        return np.asarray(np.exp(self.theta[: self.groups]))
+
+    @property
+    def joint_lengths(self) -> Array:
+        """One per group, of the term over all inputs."""
+        ratios = self.theta[self.groups : 2 * self.groups]
+        return np.asarray(np.exp(self.theta[: self.groups] + ratios))
 
     @property
     def alone(self) -> float:
@@ -92,20 +103,26 @@ class Evidence:
         d = encoding.knobs
         side = [] if cliff is None else [np.log(0.7)]
         knobs = np.full(d, np.log(0.6) + 0.25 * np.log(max(d, 1)))
-        self.prior_mean = np.array([*knobs, np.log(0.8), *side, 0.0, -0.7, -3.5, -4.0])
-        self.prior_sd = np.array([*np.full(d, 1.1), 0.8, *(0.7 for _ in side), 1.2, 1.5, 1.5, 1.7])
+        ratios = [*np.full(d, 0.3), 1.0, *(0.3 for _ in side)]
+        self.prior_mean = np.array([*knobs, np.log(0.8), *side, *ratios, 0.0, -0.7, -3.5, -4.0])
+        lengths_sd = [*np.full(d, 1.1), 0.8, *(0.7 for _ in side)]
+        self.prior_sd = np.array([*lengths_sd, *np.full(g, 1.0), 1.2, 1.5, 1.5, 1.7])
         seeds = np.log([1e-7, np.e if self.paired else 1e-7])
         self.bounds = np.array(
-            [np.log([0.03, 30.0])] * g + [np.log([1e-4, 50.0])] * 2 + [seeds, np.log([1e-6, np.e])]
+            [np.log([0.03, 30.0])] * g
+            + [np.array([-1.5, 5.0])] * g
+            + [np.log([1e-4, 50.0])] * 2
+            + [seeds, np.log([1e-6, np.e])]
         )
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, up to a constant."""
         n, g = len(self.y), self.groups
-        alone, joint, trial, noise = np.exp(theta[g:])
+        alone, joint, trial, noise = np.exp(theta[2 * g :])
         scaled = self.squares * np.exp(-2.0 * theta[:g])[:, None]
+        together = scaled * np.exp(-2.0 * theta[g : 2 * g])[:, None]
         each, each_slope = with_slope(scaled, self.smoothness)
-        shape, shape_slope = with_slope(scaled.sum(axis=0), self.smoothness)
+        shape, shape_slope = with_slope(together.sum(axis=0), self.smoothness)
         terms = each.mean(axis=0)
         half = alone * terms + joint * shape + trial * self.same + 1.0
         half[self.diagonal] += noise + JITTER
@@ -122,12 +139,12 @@ class Evidence:
         # An entry off the diagonal stands for two.
         weight[self.diagonal] *= 0.5
         gradient = np.empty_like(theta)
-        slopes = (alone / g) * each_slope + joint * shape_slope
-        gradient[:g] = (slopes * scaled) @ weight
-        gradient[g] = alone * float(weight @ terms)
-        gradient[g + 1] = joint * float(weight @ shape)
-        gradient[g + 2] = trial * float(weight @ self.same) if self.paired else 0.0
-        gradient[g + 3] = noise * float(weight[self.diagonal].sum())
+        gradient[g : 2 * g] = joint * (together @ (shape_slope * weight))
+        gradient[:g] = (alone / g) * ((each_slope * scaled) @ weight) + gradient[g : 2 * g]
+        gradient[-4] = alone * float(weight @ terms)
+        gradient[-3] = joint * float(weight @ shape)
+        gradient[-2] = trial * float(weight @ self.same) if self.paired else 0.0
+        gradient[-1] = noise * float(weight[self.diagonal].sum())
         pull = (theta - self.prior_mean) / self.prior_sd
         return float(value + 0.5 * pull @ pull), gradient + pull / self.prior_sd
 
@@ -194,20 +211,18 @@ def plausible(
 
 
 def _thin(samples: Samples, most: int, seed: int) -> Samples:
-    """At most `most` rows, whole trials, Sobol ones and repeated seeds first.
+    """At most `most` rows: last ones before early ones, and of Sobol and repeated points first.
 
-    A search crowds where the score is high and flat; lengths learned there would be taken for
-    those of the whole space, and bands would be far too sure of it. Repeated seeds tell noise from
-    roughness, which few scattered points cannot.
+    A search crowds where the score is high and flat; lengths learned there alone would be taken
+    for those of the whole space, and bands would be far too sure of it. Repeated seeds tell noise
+    from roughness, which few scattered points cannot. Early epochs say least about the knobs.
     """
     if len(samples) <= most:
         return samples
-    order = np.random.default_rng(seed).permutation(np.unique(samples.trial))
     last = samples.rows(samples.last)
     repeated = np.bincount(last.point, minlength=int(samples.point.max()) + 1) > 1
-    wanted = np.zeros(int(samples.trial.max()) + 1, dtype=bool)
-    wanted[samples.trial[samples.blind | repeated[samples.point]]] = True
-    order = order[np.argsort(~wanted[order], kind="stable")]
-    counts = np.bincount(samples.trial)[order]
-    keep = order[np.cumsum(counts) <= most]
-    return samples.rows(np.isin(samples.trial, keep))
+    wanted = samples.blind | repeated[samples.point]
+    rng = np.random.default_rng(seed)
+    turn = rng.permutation(int(samples.trial.max()) + 1)[samples.trial]
+    order = np.lexsort((turn, ~wanted, ~samples.last))
+    return samples.rows(np.sort(order[:most]))

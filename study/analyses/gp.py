@@ -1,8 +1,8 @@
 """A Gaussian process over knobs and epoch, and functions drawn from its posterior.
 
-One length per knob and one for log(epoch) on the sampling scale, used twice: in a sum of
-one-dimensional terms and in one term over all inputs together, so that knobs which act alone are
-not taken to interact for want of data. A choice is one-hot with one length. Noise has two parts:
+One length per knob and one for log(epoch) on the sampling scale in a sum of one-dimensional terms,
+and others in one term over all inputs together, so that knobs which act alone are not taken to
+interact for want of data. A choice is one-hot with one length. Noise has two parts:
 what a seed does to a whole trial, and what is left at an epoch. Draws use pathwise conditioning
 (Wilson et al., ICML 2020): each is a function that can be evaluated anywhere, so every analysis
 looks at the same ones.
@@ -54,7 +54,10 @@ def learn(
         starts = [like.theta]
     lowest, fitted = best_shape(evidence, starts, steps=steps)
     found = cliff.find(samples, standard, fitted, lowest=lowest, most=most, seed=seed)
-    return fitted if found is None else found
+    # Two sides that meet are a kink, which is no cliff.
+    if found is None or _height(Posterior(samples, found, standard)) < cliff.LEAST_HEIGHT:
+        return fitted
+    return found
 
 
 def relearn(
@@ -67,13 +70,28 @@ def relearn(
     return Fitted(evidence.maximise(start.theta, steps)[1], start.smoothness, start.cliff)
 
 
+def _height(posterior: Posterior) -> float:
+    """How far apart the two sides of the cliff are, in standard deviations of the scores."""
+    samples, at = posterior.samples, posterior.fitted.cliff
+    assert at is not None
+    units = np.unique(samples.units, axis=0)
+    epochs = np.full(len(units), samples.full_epochs)
+    sides = []
+    for step in (-1e-6, 1e-6):
+        units[:, at.knob] = at.place + step
+        sides.append(float(posterior.predict(units, epochs)[0].mean()))
+    return abs(sides[1] - sides[0])
+
+
 class Posterior:
     """The process conditioned on all rows, for one set of hyperparameters."""
 
     def __init__(self, samples: Samples, fitted: Fitted, standard: Standard) -> None:
         self.samples, self.fitted, self.standard = samples, fitted, standard
         self.encoding = Encoding.of(samples.distributions, fitted.cliff)
-        self.inputs = self.scaled(samples.units, samples.epochs)
+        self.inputs = self.raw(samples.units, samples.epochs)
+        self.lengths = fitted.lengths[self.encoding.group_of]
+        self.joint_lengths = fitted.joint_lengths[self.encoding.group_of]
         covariance = self.cross(self.inputs)
         covariance += fitted.trial * (samples.trial[:, None] == samples.trial[None, :])
         covariance.flat[:: len(samples) + 1] += fitted.noise + JITTER
@@ -81,20 +99,20 @@ class Posterior:
         self.y = standard.latent(samples.scores)
         self.alpha = cho_solve((self.factor, True), self.y, check_finite=False)
 
-    def scaled(self, units: Array, epochs: Array) -> Array:
-        """Inputs in units of their lengths."""
-        raw = self.encoding(units, epochs, self.samples.full_epochs)
-        return np.asarray(raw / self.fitted.lengths[self.encoding.group_of])
+    def raw(self, units: Array, epochs: Array) -> Array:
+        """Inputs of the process."""
+        return self.encoding(units, epochs, self.samples.full_epochs)
 
     def alone(self, inputs: Array, group: int) -> Array:
         """One-dimensional term between inputs and data."""
         columns = self.encoding.columns_of(group)
-        r2 = squared_distances(inputs[:, columns], self.inputs[:, columns])
+        lengths = self.lengths[columns]
+        r2 = squared_distances(inputs[:, columns] / lengths, self.inputs[:, columns] / lengths)
         return self.fitted.alone * correlation(r2, self.fitted.smoothness)
 
     def cross(self, inputs: Array) -> Array:
         """Covariance between inputs and data; the 1 is an unknown level."""
-        r2 = squared_distances(inputs, self.inputs)
+        r2 = squared_distances(inputs / self.joint_lengths, self.inputs / self.joint_lengths)
         total = self.fitted.joint * correlation(r2, self.fitted.smoothness) + 1.0
         for group in range(self.encoding.groups):
             total += self.alone(inputs, group)
@@ -102,7 +120,7 @@ class Posterior:
 
     def predict(self, units: Array, epochs: Array) -> tuple[Array, Array]:
         """Latent mean and deviation of a new trial's score, seed and epoch noise included."""
-        cross = self.cross(self.scaled(units, epochs))
+        cross = self.cross(self.raw(units, epochs))
         fitted = self.fitted
         back = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
         prior = fitted.joint + fitted.alone * fitted.groups + 1.0
@@ -126,9 +144,9 @@ class Posterior:
             self._waves(rng, len(self.encoding.columns_of(g)), _ALONE_FEATURES, count, fitted.alone)
             for g in range(fitted.groups)
         ]
-        prior = joint(self.inputs) + offset
+        prior = joint(self.inputs / self.joint_lengths) + offset
         for g, waves in enumerate(alone):
-            prior += waves(self.inputs[:, self.encoding.columns_of(g)])
+            prior += self._part(waves, self.inputs, g)
         codes = np.unique(self.samples.trial, return_inverse=True)[1]
         shocks = np.sqrt(fitted.trial) * rng.standard_normal((codes.max() + 1, count))[codes]
         shocks += np.sqrt(fitted.noise) * rng.standard_normal((len(self.y), count))
@@ -166,9 +184,13 @@ class Posterior:
         units = np.full((len(grid), d), 0.5)
         if knob < d:
             units[:, knob] = grid
-        inputs = self.scaled(units, np.full(len(units), self.samples.full_epochs))
-        part = waves(inputs[:, self.encoding.columns_of(group)])
-        return np.asarray(part + self.alone(inputs, group) @ update)
+        inputs = self.raw(units, np.full(len(units), self.samples.full_epochs))
+        return np.asarray(self._part(waves, inputs, group) + self.alone(inputs, group) @ update)
+
+    def _part(self, waves: Waves, inputs: Array, group: int) -> Array:
+        """A one-dimensional term's functions from the prior."""
+        columns = self.encoding.columns_of(group)
+        return waves(inputs[:, columns] / self.lengths[columns])
 
 
 @dataclass(frozen=True)
@@ -186,8 +208,9 @@ class Paths:
         """Draws x points, in units of the score, without noise."""
         posterior, fitted = self.posterior, self.posterior.fitted
         epochs = np.full(len(units), posterior.samples.full_epochs)
-        inputs = posterior.scaled(units, epochs)
-        r2 = squared_distances(inputs, posterior.inputs).astype(np.float32)
+        lengths = posterior.joint_lengths
+        inputs = posterior.raw(units, epochs) / lengths
+        r2 = squared_distances(inputs, posterior.inputs / lengths).astype(np.float32)
         kernel = correlation(r2, fitted.smoothness)
         values = kernel @ (fitted.joint * self.update).astype(np.float32)
         values = values + self.joint(inputs) + self.level

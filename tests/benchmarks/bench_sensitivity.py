@@ -70,7 +70,7 @@ def one(job: tuple[str, str, int]) -> dict[str, Any]:
     model = known.fitted(name, table, seed)
     row = {"function": name, "samples": plan, "fit_seconds": time.process_time() - start}
     row |= known.measure(name, table, model)
-    truth: Any = known.Truth(model.samples, known.CASES[name].response)
+    truth: Any = known.Truth(model.samples, known.CASES[name].response, known.CASES[name].noise)
     real = importance.shares(truth, n=8192)
     first = real.first[0] / real.first[0].sum()
     for key, evaluator in (

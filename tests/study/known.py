@@ -106,6 +106,7 @@ class Truth:
 
     samples: Samples
     response: Callable[[Array], Array]
+    noise: float
     jumps: bool = True
 
     def draws(self, units: Array) -> Array:
@@ -115,7 +116,7 @@ class Truth:
     @cached_property
     def good(self) -> Array:
         """The best settings there are, as a surrogate finds them."""
-        return good_settings(self.samples, self.mean)
+        return good_settings(self.samples, self.mean, self.noise)
 
     def mean(self, units: Array) -> Array:
         """The same."""
@@ -134,7 +135,7 @@ def measure(name: str, table: TrialTable, model: Surrogate) -> dict[str, Any]:
     Importances and curves that the report would refuse are left out, and said to be.
     """
     case = CASES[name]
-    truth: Any = Truth(model.samples, case.response)
+    truth: Any = Truth(model.samples, case.response, case.noise)
     row: dict[str, Any] = {"kind": model.kind, "r2": model.best.r2}
     refused = refuse_importance(model) is not None
     row["shares_refused"] = refused
