@@ -26,6 +26,7 @@ FAULTS = {
         "test_ray_up.py",
         "test_rank_trials.py",
         "test_storage.py",
+        "test_autoscaling.py",
     ),
     "processes": ("test_faults.py", "test_chaos.py"),
 }

@@ -121,6 +121,7 @@ def run(
                     growth(plan.name, resources) as grown,
                 ):
                     show = _shower(desk, tick, refresher, grown, Patience(resources, warned))
+                    show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
             if finished and report:
