@@ -23,6 +23,9 @@ from study.analyses.warp import Standard
 LEAST_SIDE = 4
 """A side of a cliff has at least this many trials."""
 
+HOPELESS = 10.0
+"""Log evidence that another smoothness is not expected to make up for."""
+
 LEAST_HEIGHT = 0.5
 """A cliff is at least so many standard deviations of the scores high."""
 
@@ -46,12 +49,24 @@ def find(
     unbent = Fitted(evidence.prior_mean, fitted.smoothness)
     likely = {int(_screen(evidence, by, places).argmax()) for by in (fitted, unbent)}
     price = float(np.log(len(places))) + CONVINCING
-    found = []
+    tried = []
     for place in sorted(likely):
-        beside = Evidence(samples, standard, cliff=places[place], most=most, seed=seed)
-        # How smooth the rest is cannot be told with the cliff in it.
-        found.append(best_shape(beside, (_with_side(fitted), beside.prior_mean), steps=30))
-    value, best = min(found, key=lambda each: each[0])
+        beside = Evidence(
+            samples,
+            standard,
+            smoothness=fitted.smoothness,
+            cliff=places[place],
+            most=most,
+            seed=seed,
+        )
+        starts = (_with_side(fitted), beside.prior_mean)
+        value, theta = min((beside.maximise(start, 20) for start in starts), key=lambda t: t[0])
+        tried.append((value, place, beside, theta))
+    value, _, beside, theta = min(tried, key=lambda each: each[:2])
+    if value > lowest + HOPELESS:
+        return None
+    # How smooth the rest is could not be told with the cliff in it.
+    value, best = best_shape(beside, [theta], steps=30)
     return best if value < lowest - price else None
 
 

@@ -45,11 +45,23 @@ def test_ishigami_shares_and_interaction() -> None:
     model = _fitted(table)
     found = _by_knob(model)
     for name, first, total in zip(space.searched, ISHIGAMI_FIRST, ISHIGAMI_TOTAL, strict=True):
-        assert found[name]["first"] == pytest.approx(first, abs=0.08)
-        assert found[name]["total"] == pytest.approx(total, abs=0.1)
+        assert found[name]["first"] == pytest.approx(first, abs=0.03)
+        assert found[name]["total"] == pytest.approx(total, abs=0.04)
     top = importance.analyse_pairs(model).iloc[0]
     assert (top["knob"], top["other"]) == ("x1", "x3")
-    assert top["share"] == pytest.approx(0.2437, abs=0.08)
+    assert top["share"] == pytest.approx(0.2437, abs=0.04)
+
+
+def test_a_search_with_stopped_trials_tells_noise_from_roughness() -> None:
+    """Too few rows for the noise and the waves would pass for it, and nothing would interact."""
+    space = unit_space("a", ["x1", "x2", "x3"])
+    problem = Problem(space, ishigami, noise=0.15, lag=3.0)
+    model = _fitted(make_table([problem], Plan(trials=120, tpe=True)))
+    assert 0.5 < model.noise / 0.15 < 2.0
+    assert model.best.r2 > 0.85
+    found = _by_knob(model)
+    assert found["x2"]["total"] - found["x2"]["first"] < 0.04, "it acts alone"
+    assert found["x3"]["total"] - found["x3"]["first"] > 0.15, "it acts with another alone"
 
 
 def test_sobol_g_shares() -> None:
@@ -58,8 +70,8 @@ def test_sobol_g_shares() -> None:
     plan = Plan(trials=200, sobol_share=1.0, bayes=False, stop=False)
     found = _by_knob(_fitted(make_table([Problem(space, response_of, noise=0.01)], plan)))
     for i, name in enumerate(space.searched):
-        assert found[name]["first"] == pytest.approx(first[i], abs=0.1)
-        assert found[name]["total"] == pytest.approx(total[i], abs=0.1)
+        assert found[name]["first"] == pytest.approx(first[i], abs=0.05)
+        assert found[name]["total"] == pytest.approx(total[i], abs=0.05)
 
 
 def _log_table() -> TrialTable:
