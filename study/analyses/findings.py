@@ -37,6 +37,7 @@ from study.analyses.surrogate import (
     refuse_importance,
     refuse_response,
 )
+from study.analyses.threads import one_thread
 from study.table import TrialTable
 
 Frame = pd.DataFrame | Refusal
@@ -114,6 +115,7 @@ class Findings:
         return {loss: found.model for loss, found in self.losses.items()}
 
 
+@one_thread
 def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
     """Run every analysis; the same table and seed give the same findings."""
     losses = {loss: find_loss(table, loss, seed=seed) for loss in table.spaces}

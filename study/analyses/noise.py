@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.stats import chi2
 
 from study.analyses.samples import full_epochs, searching
@@ -42,11 +43,11 @@ def seed_noise(table: TrialTable, loss: str | None = None) -> SeedNoise:
     for name in losses:
         trials = searching(table, name)
         done = trials[(trials["epochs"] >= full_epochs(table, name)) & trials["score"].notna()]
-        for _, group in done.groupby("point", sort=True):
-            scores = group["score"].to_numpy(dtype=float)
-            if len(scores) > 1:
-                squares += float(((scores - scores.mean()) ** 2).sum())
-                freedom += len(scores) - 1
+        scores, point = done["score"].to_numpy(dtype=float), pd.factorize(done["point"])[0]
+        counts = np.bincount(point)
+        means = np.bincount(point, weights=scores) / np.maximum(counts, 1)
+        squares += float(((scores - means[point]) ** 2)[counts[point] > 1].sum())
+        freedom += len(scores) - len(counts)
         if "score_std" in done:
             inside += [float(v) for v in done["score_std"].dropna()]
     if freedom > 0:

@@ -17,6 +17,7 @@ from study.analyses.evidence import Fitted, plausible
 from study.analyses.noise import SeedNoise
 from study.analyses.quality import Kind, Quality, of_forest, of_process
 from study.analyses.samples import Array, Samples, snap
+from study.analyses.threads import one_thread
 from study.analyses.warp import Standard, ceiling_of
 
 NAMES: dict[Kind, str] = {
@@ -138,6 +139,7 @@ def least_trials(knobs: int) -> int:
     return max(12, 3 * knobs)
 
 
+@one_thread
 def fit(
     samples: Samples,
     *,

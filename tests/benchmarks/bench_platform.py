@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    trials, slots = (12, 2) if quick else (50, 2)
+    trials, slots = (12, 2) if quick else (100, 2)
     os.environ.setdefault("DML_STUDY_CACHE", tempfile.mkdtemp())
     warnings.simplefilter("ignore")
     import ray
