@@ -225,13 +225,24 @@ class Space:
 def in_range(distribution: BaseDistribution, value: Value) -> bool:
     """Whether the value can be drawn; a bool is no number, a wrong type is simply outside."""
     if isinstance(distribution, CategoricalDistribution):
-        return any(value == c and type(value) is type(c) for c in distribution.choices)
+        return any(value == c and _alike(value, c) for c in distribution.choices)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if isinstance(distribution, IntDistribution) and value != int(value):
         return False
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    return distribution.low <= value <= distribution.high
+    if not distribution.low <= value <= distribution.high:
+        return False
+    steps = (value - distribution.low) / distribution.step if distribution.step else 0.0
+    return abs(steps - round(steps)) < 1e-8
+
+
+def _alike(value: Value, choice: Any) -> bool:
+    """Whether two equal values are of one kind: 32 is 32.0, but 1 is not true."""
+    if isinstance(value, bool) or isinstance(choice, bool):
+        return type(value) is type(choice)
+    numbers = isinstance(value, int | float) and isinstance(choice, int | float)
+    return numbers or type(value) is type(choice)
 
 
 def describe(distribution: BaseDistribution) -> str:
@@ -240,6 +251,9 @@ def describe(distribution: BaseDistribution) -> str:
         return "{" + ", ".join(str(c) for c in distribution.choices) + "}"
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     text = f"[{distribution.low:g}, {distribution.high:g}]"
+    whole = isinstance(distribution, IntDistribution) and distribution.step == 1
+    if distribution.step and not whole:
+        text += f" in steps of {distribution.step:g}"
     return text + (" log" if distribution.log else "")
 
 

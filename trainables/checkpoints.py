@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -36,7 +36,7 @@ def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
     if objects.is_object(place):
         with tempfile.TemporaryDirectory(prefix=_WRITING) as folder:
             path = checkpoint_path(Path(folder), trial)
-            torch.save(payload, path)
+            _write(payload, path)
             objects.upload(path, _address(place, trial))
         return
     directory = Path(place)
@@ -44,13 +44,28 @@ def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_WRITING)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            torch.save(payload, file)
+            _write(payload, file)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(checkpoint_path(directory, trial))
     except BaseException:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
+        raise
+
+
+def _write(payload: dict[str, Any], target: Path | IO[bytes]) -> None:
+    """Save; a disk that is full says so.
+
+    torch's writer turns the OSError of a large tensor into a RuntimeError about its container.
+    """
+    try:
+        torch.save(payload, target)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):
+            raise OSError(str(error).splitlines()[0]) from error
         raise
 
 

@@ -64,9 +64,7 @@ def _eased(draws: Array) -> Array:
     feigns interactions; the average has none, which hides them. How much of the wiggling is real
     is not known, so the shares are those of functions between the two.
     """
-    import os
-
-    eased = 0 if os.environ.get("NOEASE") else len(draws) // 2
+    eased = len(draws) // 2
     if eased == 0:
         return draws
     kept = np.ones(len(draws))

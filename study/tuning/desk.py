@@ -73,11 +73,13 @@ class Desk:
         self._kept: dict[str, set[str]] = {}
         self._losses: dict[str, int] = {}
         self._warn, self._warned = warn, set[str]()
+        # One trial waits for a slot, unless a limit says how many may run: Tune would start it.
+        self._ahead = 1 if plan.file.resources.max_concurrent is None else 0
         self._tidy()
 
     def start(self) -> dict[str, Any] | None:
         """The next trial's spec as plain values; None when there is nothing to start now."""
-        while len(self.ledger.running) <= self._slots():
+        while len(self.ledger.running) < self._slots() + self._ahead:
             job = self.ledger.next_job()
             if job is None:
                 return None
@@ -110,7 +112,8 @@ class Desk:
         seconds = self._seconds[trial] = float(result.get("seconds", self._seconds.get(trial, 0.0)))
         if state in ("diverged", "failed"):
             self._keep_traceback(trial, str(result.get("traceback", "")))
-            self._end(job, _failure(state, epoch, seconds, result))
+            done = max(epoch, self.ledger.epochs_done(trial))
+            self._end(job, _failure(state, done, seconds, result))
             return True
         self._pass_on(trial, str(result.get("warning", "")))
         score, spread = float(result["score"]), float(result.get("score_std", math.nan))
@@ -118,7 +121,8 @@ class Desk:
             result = {**result, "error": f"the score is {score}"}
             self._end(job, _failure("diverged", self.ledger.epochs_done(trial), seconds, result))
             return True
-        self._losses.pop(trial, None)
+        if epoch > self.ledger.epochs_done(trial):  # not what its checkpoint repeats
+            self._losses.pop(trial, None)
         told = {"score_std": spread} if math.isfinite(spread) else {}
         self._listener.epoch(job, epoch, {**_metrics(result), **told})
         low = self.ledger.report(trial, epoch, score)

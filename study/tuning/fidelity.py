@@ -40,7 +40,7 @@ class FullLength:
             if outcome.state == "finished":
                 self._gains.setdefault(epoch, []).append(outcome.score - score)
 
-    def value(self, outcome: Outcome) -> float:
-        """The score a stopped trial would have reached, as far as the finished ones tell."""
+    def value(self, outcome: Outcome) -> float | None:
+        """The score a stopped trial would have reached; None while no finished one can tell."""
         gains = self._gains.get(outcome.epochs)
-        return outcome.score + (float(np.median(gains)) if gains else 0.0)
+        return outcome.score + float(np.median(gains)) if gains else None

@@ -153,7 +153,7 @@ class LossSearch:
 
     def report(self, job: Job, epoch: int, score: float) -> bool:
         """A score after an epoch; True when the trial should stop early."""
-        if self._full is not None:
+        if self._full is not None and job.split != "test":
             self._full.report(job.trial, epoch, score)
         if not is_search(job) or epoch >= self._epochs:
             return False
@@ -186,13 +186,12 @@ class LossSearch:
 
     def best(self, count: int) -> list[str]:
         """Keys of the best finished trials of the search, best first."""
-        # In the order of ending, so that the first of equals is the incumbent.
         done = [
-            (trial, outcome.score)
+            (-outcome.score, self._jobs[trial].number, trial)
             for trial, outcome in self._outcomes.items()
             if outcome.state == "finished" and is_search(self._jobs[trial])
         ]
-        return [trial for trial, _ in sorted(done, key=lambda item: -item[1])[:count]]
+        return [trial for _, _, trial in sorted(done)[:count]]
 
     def progress(
         self,
@@ -310,16 +309,22 @@ class LossSearch:
         self._mirror.tell(job.trial, outcome, told)
         if outcome.state == "finished" and job.origin != "bayes":
             self._rungs.witness(job.trial, outcome.score)
-        best = self._outcomes[self._best.trial].score if self._best else -math.inf
-        if outcome.state == "finished" and outcome.score > best:
+        if outcome.state == "finished" and self._is_better(job, outcome.score):
             self._best = job
+
+    def _is_better(self, job: Job, score: float) -> bool:
+        """Of equals the one that was asked first is the best, in whatever order they end."""
+        if self._best is None:
+            return True
+        best = self._outcomes[self._best.trial].score
+        return (score, -job.number) > (best, -self._best.number)
 
     def _replay(self, trial: FrozenTrial) -> None:
         """Take a recorded trial into account, as if it had been asked and ended here."""
         job, outcome = job_of(trial), outcome_of(trial)
         curve = trial.intermediate_values
         self.started(job, trial.system_attrs)
-        if self._full is not None:
+        if self._full is not None and job.split != "test":
             self._full.replay(job.trial, curve)
         if is_search(job):
             self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
