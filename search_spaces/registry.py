@@ -24,6 +24,7 @@ from search_spaces import (
     unified,
 )
 from search_spaces.space import Space
+from search_spaces.training import PAIR_RATES
 
 SPACES: Mapping[str, Space] = {
     "softmax": softmax.SPACE,
@@ -44,6 +45,8 @@ SPACES: Mapping[str, Space] = {
     "margin": margin.SPACE,
 }
 
+LIBRARY = "pml:"
+
 # Other ready-made questions about a loss, by (loss, variant).
 VARIANTS: Mapping[tuple[str, str], Space] = {
     ("proxy_nca_pp", "official"): proxy_nca_pp.OFFICIAL,
@@ -53,10 +56,15 @@ VARIANTS: Mapping[tuple[str, str], Space] = {
 def get_space(name: str, *, variant: str = "") -> Space:
     """The space of a loss; `HOST+synthesis` is composed from the host's and the plug-in's.
 
+    Of a loss of pytorch-metric-learning (`pml:ClassName`) nothing is known but the rates of its
+    training: the ranges of its own knobs are for the study file to say.
+
     Raises:
         ValueError: No such loss or variant, or a host without proxies.
     """
     host = name.removesuffix(synthesis.SUFFIX)
+    if name.startswith(LIBRARY) and host == name and not variant:
+        return Space(loss=name, paper="pytorch-metric-learning", scientific={}, nuisance=PAIR_RATES)
     if host not in SPACES:
         raise ValueError(f"No search space for {name!r}; {_hint(host)}.")
     if variant and (host, variant) not in VARIANTS:
@@ -71,7 +79,7 @@ def get_space(name: str, *, variant: str = "") -> Space:
 
 
 def _hint(name: str) -> str:
-    if name.startswith("pml:"):
-        return "losses of pytorch-metric-learning need their ranges in the study file"
+    if name.startswith(LIBRARY):
+        return "a loss of pytorch-metric-learning has no variants and takes no plug-in"
     close = difflib.get_close_matches(name, SPACES, n=1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known: {', '.join(SPACES)}"

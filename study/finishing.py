@@ -21,7 +21,7 @@ from study.tuning.ledger import Ledger
 from trainables.backbone import Backbone
 from trainables.model import EmbeddingModel
 from trainables.replica import embed
-from trainables.training import Training
+from trainables.training import Training, split_tasks
 from trainables.workbench import Bench
 
 if TYPE_CHECKING:
@@ -103,10 +103,13 @@ def _inputs(bench: Bench, network: EmbeddingModel) -> Images | Features:
 
 def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
     """Store the written report with the study, and each loss's figures with the loss."""
+    from study.report.tables import safe_name
+
     tracker.artifact(home.report, to="study", folder="report")
     for figure in sorted((home.report / "figures").glob("*")):
         for loss in plan.losses:
-            if figure.suffix in _PICTURES and figure.stem.endswith(f"-{loss}"):
+            kind = figure.stem.split("-")[0]
+            if figure.suffix in _PICTURES and figure.stem == safe_name(f"{kind}-{loss}"):
                 tracker.artifact(figure, to=loss, folder="figures")
 
 
@@ -143,9 +146,9 @@ def _gallery(
     title = f"{best.trial}: validation queries and what they find"
     from trainables.gallery import write_gallery
 
-    write_gallery(
-        path, replica.task.score, vectors, class_names=bench.dataset.class_names, title=title
-    )
+    # A frozen backbone's trials see features; the pictures they come from lie in the same order.
+    pictures = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)[0].score
+    write_gallery(path, pictures, vectors, class_names=bench.dataset.class_names, title=title)
     tracker.artifact(path, to=best.trial)
     tracker.artifact(path, to=loss)
 

@@ -23,7 +23,7 @@ from optuna.distributions import (
 
 from search_spaces import get_space
 from search_spaces.space import Space, Value
-from search_spaces.training import TRAINING_KNOBS
+from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
 from study.corners import check_values
 from study.errors import StudyError, nearest
 from study.file import Range, StudyFile
@@ -31,7 +31,7 @@ from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
 from trainables.data.array_files import holds_features
-from trainables.losses import loss_knobs
+from trainables.losses import loss_knobs, pml
 from trainables.settings import Settings, TrialSpec, settings_from
 
 PLAN_FILE = "plan.json"
@@ -232,6 +232,8 @@ def _space(loss: str, file: StudyFile) -> Space:
     try:
         base = get_space(loss)
         own = loss_knobs(loss)
+        if loss.startswith(pml.PREFIX) and pml.has_proxies(loss):
+            base = replace(base, nuisance=PROXY_RATES)
     except ValueError as error:
         raise StudyError(f"losses: {error}") from None
     section = file.losses[loss]

@@ -38,7 +38,8 @@ def search_within(items: Vectors, rows: NDArray[np.int64], k: int) -> Iterator[A
     lists = _Lists(size, count, device)
     wanted = np.zeros(size, dtype=bool)
     wanted[rows] = True
-    buffer = torch.empty(max(neighbours.BLOCK_BYTES // 4, size), device=device)
+    room = max(neighbours.BLOCK_BYTES // 4, size)
+    buffer = torch.empty(room, dtype=torch.float32, device=device)
     start, height = 0, 2 * count  # the first lists are short; then the blocks double
     while start < size:
         width = size - start
@@ -88,9 +89,10 @@ class _Lists:
     """The most similar items that each item has met so far, (N, count), in no order."""
 
     def __init__(self, size: int, count: int, device: torch.device) -> None:
-        self.values = torch.full((size, count), -torch.inf, device=device)
+        nothing = torch.tensor(-torch.inf, dtype=torch.float32, device=device)
+        self.values = nothing.repeat(size, count)
         self.found = torch.zeros((size, count), dtype=torch.int64, device=device)
-        self.least = torch.full((size,), -torch.inf, device=device)
+        self.least = nothing.repeat(size)
 
     def complete(self, tile: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Values and items of a block's rows, largest first; the tile's rows and columns begin
@@ -110,11 +112,14 @@ class _Lists:
             part = tile[:, at : at + STRIP]
             columns = slice(behind + at, behind + at + part.shape[1])
             better = part > self.least[columns]
-            row, column = better.nonzero(as_tuple=True)
-            if 8 * len(row) > part.numel():
+            # Some rows tell whether a list of all that enter would be long.
+            some = better[::16]
+            if 8 * int(some.sum()) > some.numel():
                 met = torch.arange(start, behind, device=tile.device).expand(part.shape[1], -1)
                 self._merge(torch.arange(columns.start, columns.stop), part.T, met)
-            elif len(row):
+                continue
+            row, column = better.nonzero(as_tuple=True)
+            if len(row):
                 self._merge(*_by_column(column, row + start, part[row, column], columns.start))
 
     def _merge(self, items: Tensor, values: Tensor, found: Tensor) -> None:
@@ -135,7 +140,7 @@ def _by_column(
     who, row, counts = torch.unique_consecutive(column, return_inverse=True, return_counts=True)
     place = torch.arange(len(column), device=column.device) - (counts.cumsum(0) - counts)[row]
     shape = (len(who), int(counts.max()))
-    lined = torch.full(shape, -torch.inf, device=values.device)
+    lined = torch.full(shape, -torch.inf, dtype=values.dtype, device=values.device)
     lined[row, place] = values[order]
     items = torch.zeros(shape, dtype=torch.int64, device=found.device)
     items[row, place] = found[order]

@@ -48,6 +48,11 @@ def confirmed(table: TrialTable) -> pd.DataFrame:
 
 def confirmed_scores(table: TrialTable, loss: str, kind: str = "tuned") -> pd.Series:
     """Test scores by seed of a loss's tuned or published point."""
+    return confirmed_trials(table, loss, kind).groupby("seed")["score"].mean().astype(float)
+
+
+def confirmed_trials(table: TrialTable, loss: str, kind: str = "tuned") -> pd.DataFrame:
+    """The trials on test classes of a loss's tuned or published point."""
     trials = table.of(loss)
     trials = trials[(trials["split"] == "test") & trials["score"].notna()]
     known = published_trials(table, loss, split="test")["trial"]
@@ -55,21 +60,36 @@ def confirmed_scores(table: TrialTable, loss: str, kind: str = "tuned") -> pd.Se
     # When the published point is also the best one, it is both.
     chosen = trials[at_published if kind == "published" or at_published.all() else ~at_published]
     if len(chosen) and kind == "tuned":
-        chosen = chosen[chosen["point"] == chosen["point"].value_counts().index[0]]
-    return chosen.groupby("seed")["score"].mean().astype(float)
+        chosen = chosen[chosen["point"] == _tuned_point(table, loss, chosen)]
+    return chosen
+
+
+def _tuned_point(table: TrialTable, loss: str, confirmed: pd.DataFrame) -> str:
+    """The search's best point if it was confirmed, else the one that was confirmed last.
+
+    By validation scores alone: which point does best on test classes must not matter.
+    """
+    best = incumbent(table, loss)
+    if best is not None and (confirmed["point"] == best["point"]).any():
+        return str(best["point"])
+    return str(confirmed.sort_values("number")["point"].iloc[-1])
 
 
 def paired(table: TrialTable) -> pd.DataFrame:
     """Every two tuned losses: difference of confirmed test scores, tested with Holm's correction.
 
-    Paired by seed where at least three seeds are shared, else Welch's test.
+    Two names of one function are not compared: their difference is the noise floor. Paired by
+    seed where at least three seeds are shared, else Welch's test.
 
     Returns `loss`, `other`, `difference`, `low`, `high` (95 %, uncorrected), `p`, `p_holm`,
     `test`, `verdict` (`better`, `worse`, `cannot tell`, at a corrected 5 %).
     """
     rows = []
     scores = {loss: confirmed_scores(table, loss) for loss in table.spaces}
+    groups = one_function(table)
     for a, b in combinations([k for k, v in scores.items() if len(v) >= 2], 2):
+        if any(a in group and b in group for group in groups):
+            continue
         rows.append((a, b, *_difference(scores[a], scores[b])))
     columns = ["loss", "other", "difference", "low", "high", "p", "test"]
     frame = pd.DataFrame(rows, columns=columns)
@@ -123,6 +143,27 @@ def probability_best(draws: Mapping[str, Array]) -> pd.DataFrame:
     return frame.sort_values("probability", ascending=False, ignore_index=True)
 
 
+def one_function(table: TrialTable) -> list[tuple[str, ...]]:
+    """Groups of the study's losses that are one function under several names."""
+    fixed = {loss: space.fixed for loss, space in table.spaces.items()}
+    searched = {loss: list(space.searched) for loss, space in table.spaces.items()}
+    return same_function(list(table.spaces), fixed, searched)
+
+
+def pooled(draws: Mapping[str, Array], groups: Sequence[Sequence[str]]) -> dict[str, Array]:
+    """Draws with one entry for each function: names of one share the first one's, in turn."""
+    out = dict(draws)
+    for group in groups:
+        members = [name for name in group if name in out]
+        if len(members) > 1:
+            stacked = np.stack([out[name] for name in members])
+            turn = np.arange(stacked.shape[1])
+            out[members[0]] = stacked[turn % len(members), turn]
+            for name in members[1:]:
+                del out[name]
+    return out
+
+
 def noise_floor(
     table: TrialTable, *, aliases: Sequence[Sequence[str]] | None = None
 ) -> pd.DataFrame:
@@ -131,9 +172,7 @@ def noise_floor(
     A difference between losses that is not clearly larger than this is search noise. Returns
     `loss`, `other`, `validation` and `test` differences (absolute).
     """
-    fixed = {loss: space.fixed for loss, space in table.spaces.items()}
-    searched = {loss: list(space.searched) for loss, space in table.spaces.items()}
-    groups = aliases or same_function(list(table.spaces), fixed, searched)
+    groups = aliases or one_function(table)
     rows = []
     for group in groups:
         for a, b in combinations([name for name in group if name in table.spaces], 2):

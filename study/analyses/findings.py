@@ -130,7 +130,7 @@ def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
         confirmed=comparison.confirmed(table),
         inflation=inflation.analyse(table),
         paired=comparison.paired(table),
-        best=comparison.probability_best(draws),
+        best=comparison.probability_best(comparison.pooled(draws, comparison.one_function(table))),
         best_split=split,
         noise_floor=comparison.noise_floor(table),
         cost=comparison.cost(table),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from search_spaces.claims import BetterLoss, CostRatio, FasterLoss, HigherMetric
-from study.analyses.comparison import best_draws
+from study.analyses.comparison import best_draws, confirmed_trials
 from study.analyses.leaderboard import incumbent
 from study.analyses.loss_model import LossModel
 from study.analyses.samples import Array, full_epochs, searching
@@ -63,10 +63,9 @@ def _top_trials(table: TrialTable, loss: str) -> pd.DataFrame:
     """Full-length trials at the tuned point: confirmations, else the best fifth of the search."""
     trials = table.of(loss)
     full = trials[(trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()]
-    confirmed = full[full["split"] == "test"]
+    confirmed = full[full["trial"].isin(confirmed_trials(table, loss)["trial"])]
     if len(confirmed) >= 3:
-        top = confirmed.groupby("point")["score"].mean().idxmax()
-        return confirmed[confirmed["point"] == top]
+        return confirmed
     searched = searching(table, loss)
     searched = searched[
         (searched["epochs"] >= full_epochs(table, loss)) & searched["score"].notna()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from search_spaces import EXTRA, SPACES, TRAINING_KNOBS, VARIANTS, extra_knob, get_space
 from search_spaces.claims import (
@@ -237,8 +237,8 @@ def test_unknown_names() -> None:
         get_space("proxy_ancor")
     with pytest.raises(ValueError, match="'triplet' has none"):
         get_space("triplet+synthesis")
-    with pytest.raises(ValueError, match="study file"):
-        get_space("pml:TripletMarginLoss")
+    with pytest.raises(ValueError, match="takes no plug-in"):
+        get_space("pml:ProxyAnchorLoss+synthesis")
     with pytest.raises(ValueError, match="known: official"):
         get_space("proxy_nca_pp", variant="oficial")
     assert get_space("proxy_nca_pp", variant="official").fixed["adam_eps"] == 1.0
@@ -255,3 +255,21 @@ def test_composition_keeps_host_and_plugin_apart() -> None:
 def test_extra_knobs_have_reasons() -> None:
     for knob in (*EXTRA.values(), *TRAINING_KNOBS.values()):
         assert knob.reason.endswith(".")
+
+
+def test_a_value_between_the_steps_of_a_range_cannot_be_drawn() -> None:
+    assert in_range(FloatDistribution(8.0, 128.0, step=10.0), 38.0)
+    assert not in_range(FloatDistribution(8.0, 128.0, step=10.0), 32.0)
+    assert not in_range(IntDistribution(16, 240, step=32), 32)
+    space = get_space("proxy_anchor").with_changes(
+        search={"alpha": FloatDistribution(8.0, 128.0, step=10.0)}
+    )
+    assert not space.published
+    assert "alpha=32 is outside [8, 128] in steps of 10" in space.left_out[0]
+
+
+def test_a_whole_number_among_choices_is_a_number() -> None:
+    choices = CategoricalDistribution((16, 32, 64))
+    assert in_range(choices, 32.0)
+    assert not in_range(choices, True)
+    assert not in_range(CategoricalDistribution((True, False)), 1)

@@ -164,3 +164,68 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_trial_goes_on(
     assert "checkpoint of epoch 1 not written: FileExistsError" in said[0]
     assert said[0] in (tmp_path / "warnings.txt").read_text()
     assert listener.outcomes[spec["trial"]].state == "finished"
+
+
+def test_a_trial_that_kills_its_process_in_every_second_epoch_fails_in_the_end(
+    tmp_path: Path,
+) -> None:
+    """Whoever takes it up repeats the report of its checkpoint: that is no new epoch."""
+    listener = Listener()
+    desk = open_desk(make_plan(losses=["triplet"]), tmp_path, listener)
+    spec = desk.start()
+    assert spec is not None
+    trial = spec["trial"]
+    for _ in range(60):
+        desk.result(trial, {"state": "running", "epoch": 1, "score": 0.5})
+        desk.lost(trial)
+        if trial in listener.outcomes:
+            break
+        again = desk.start()
+        assert again is not None
+        assert again["trial"] == trial
+    outcome = listener.outcomes[trial]
+    assert (outcome.state, outcome.epochs) == ("failed", 1)
+
+
+def test_a_trial_that_cannot_be_built_again_keeps_its_epochs(tmp_path: Path) -> None:
+    listener = Listener()
+    desk = open_desk(make_plan(losses=["triplet"]), tmp_path, listener)
+    spec = desk.start()
+    assert spec is not None
+    for epoch in (1, 2, 3):
+        desk.result(spec["trial"], {"state": "running", "epoch": epoch, "score": 0.5})
+    desk.lost(spec["trial"])
+    assert desk.start() is not None
+    desk.result(spec["trial"], {"state": "failed", "epoch": 0, "error": "OSError: gone"})
+    assert listener.outcomes[spec["trial"]].epochs == 3
+
+
+def test_a_limit_on_trials_at_once_is_kept(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], resources={"max_concurrent": 1})
+    desk = open_desk(plan, tmp_path, Listener())
+    assert desk.start() is not None
+    assert desk.start() is None, "Tune would start it, where resources allow"
+
+
+def test_of_equals_the_first_asked_is_best_and_its_checkpoint_stays(tmp_path: Path) -> None:
+    """In whatever order they end, and after a resume."""
+    search = {"trials": 6, "repeats": 2, "stop_early": False, "sampler": "random"}
+    plan = make_plan(losses=["triplet"], search=search)
+    desk = open_desk(plan, tmp_path, Listener())
+    places = tmp_path / "checkpoints"
+    waiting: list[str] = []
+    while True:
+        while (spec := desk.start()) is not None:
+            waiting.append(spec["trial"])
+        if not waiting:
+            break
+        trial = waiting.pop()  # the one that was asked last ends first
+        save_checkpoint(places, trial, {"epoch": 9})
+        desk.result(trial, {"state": "finished", "epoch": 9, "score": 1.0})
+    kept = sorted(path.name for path in places.iterdir())
+    assert desk.ledger.is_finished()
+    assert len(kept) == plan.file.storage.keep_best
+    again = open_desk(plan, tmp_path, Listener())
+    assert again.ledger.is_finished()
+    assert again.ledger.best("triplet", 3) == desk.ledger.best("triplet", 3)
+    assert sorted(path.name for path in places.iterdir()) == kept

@@ -238,6 +238,42 @@ def test_gp_is_told_a_full_length_value_of_stopped_trials(tmp_path: Path) -> Non
         assert trial.user_attrs["told"] > last
 
 
+def test_gp_is_told_nothing_of_a_stopped_trial_while_none_has_finished(tmp_path: Path) -> None:
+    """A raw early score would pass for a full-length one."""
+    plan = make_plan(
+        losses=["triplet"],
+        search={"sampler": "gp", "trials": 14, "stop_early": {"grace_epochs": 1, "reduction": 2}},
+    )
+    drive(open_ledger(plan, tmp_path), slots=14)
+    stopped = [t for t in optuna_study(tmp_path, "triplet").trials if t.state == TrialState.PRUNED]
+    assert stopped
+    for trial in stopped:
+        last = trial.intermediate_values[max(trial.intermediate_values)]
+        assert trial.user_attrs.get("told") is None or trial.user_attrs["told"] > last
+
+
+def test_test_scores_do_not_reach_the_search(tmp_path: Path) -> None:
+    """Confirmed and then extended: what stopped trials are taken for is of validation alone."""
+    search = {"sampler": "gp", "trials": 12, "stop_early": {"grace_epochs": 1, "reduction": 2}}
+    told = []
+    for lift in (0.0, 5.0):
+        directory = tmp_path / str(lift)
+        directory.mkdir()
+        plan = make_plan(losses=["triplet"], search=search, protocol={"confirm_seeds": 2})
+        drive(open_ledger(plan, directory), slots=1)
+        jobs = confirm_jobs(plan, incumbents_of(plan, directory))
+
+        def curve(job: Job, epoch: int, lift: float = lift) -> float:
+            return closeness(job, epoch) + (lift * epoch if job.split == "test" else 0.0)
+
+        drive(open_ledger(plan, directory, requests=jobs, search=False), curve)
+        drive(open_ledger(plan.extended(8), directory), slots=1)
+        trials = optuna_study(directory, "triplet").trials
+        told.append([t.user_attrs.get("told") for t in trials if t.state == TrialState.PRUNED])
+    assert told[0] == told[1]
+    assert any(value is not None for value in told[0])
+
+
 def incumbents_of(plan: Plan, directory: Path) -> dict[str, dict[str, float]]:
     ledger = open_ledger(plan, directory)
     found = {loss: ledger.incumbent(loss) for loss in plan.losses}

@@ -127,6 +127,34 @@ def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_p
     assert Path(path).read_bytes() == before
 
 
+def test_a_frozen_backbone_and_a_loss_of_the_library_end_with_galleries_and_plots(
+    tmp_path: Path, shared_ray: None, data_cache: Path
+) -> None:
+    pytest.importorskip("pytorch_metric_learning", reason="the extra `pml` is not installed")
+    library = "pml:TripletMarginLoss"
+    home = start(
+        tmp_path,
+        backbone={"frozen": True},
+        losses={"triplet": None, library: {"search": {"margin": [0.01, 1.0]}}},
+        search={"trials": 3, "repeats": 1, "stop_early": False},
+    )
+    assert run(home, load_plan(home.directory)).finished
+    check_complete(home)
+    assert (home.report / "index.html").exists()
+    for loss in ("triplet", library):
+        assert (home.directory / "galleries" / f"{loss}.png").exists()
+    import mlflow
+
+    mlflow.set_tracking_uri(home.tracking_uri(load_plan(home.directory)))
+    (parent,) = mlflow.search_runs(
+        search_all_experiments=True,
+        filter_string=f"tags.`mlflow.runName` = '{library}'",
+        output_format="list",
+    )
+    figures = mlflow.artifacts.list_artifacts(run_id=parent.info.run_id, artifact_path="figures")
+    assert figures, "its plots hang at its run, too"
+
+
 HUGE = 2**40
 
 

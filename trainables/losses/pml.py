@@ -78,6 +78,11 @@ def pml_knobs(name: str) -> dict[str, KnobInfo]:
     return knobs
 
 
+def has_proxies(name: str) -> bool:
+    """Whether a loss has one vector (or more) for each class, which is trained with it."""
+    return bool(_required(_class(name)).intersection(_CLASSES))
+
+
 _REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 

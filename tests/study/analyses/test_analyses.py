@@ -25,6 +25,7 @@ from study.analyses import (
     tuning,
 )
 from study.analyses.findings import Findings, find
+from study.analyses.leaderboard import incumbent
 from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
 from study.analyses.samples import full_epochs, gather
@@ -195,21 +196,49 @@ def test_confirmed_scores_exclude_the_search(demo: TrialTable, demo_findings: Fi
 
 
 def test_equal_losses_are_a_tie_at_the_stated_rate() -> None:
-    """Two names of one function: `better` or `worse` in at most 1 of 20 (here 3 of 20)."""
+    """Two equal responses: `better` or `worse` in at most 1 of 20 (here 3 of 20)."""
     called = 0
     for seed in range(20):
-        twins = [
-            Problem(unit_space(name, ["x"]), additive([0.1]), noise=0.01)
-            for name in ("norm_softmax", "proxy_nca_pp")
-        ]
-        table = make_table(twins, Plan(trials=6, confirm=5), seed=seed)
+        table = _twins("left", "right", seed=seed)
         # The same point for both, or the search's luck would be part of the difference.
         rows = comparison.paired(_same_points(table))
         called += rows["verdict"].iloc[0] != "cannot tell"
-        floor = comparison.noise_floor(table)
-        assert len(floor) == 1
-        assert floor["validation"].iloc[0] >= 0
     assert called <= 3
+
+
+def _twins(*names: str, seed: int = 0) -> TrialTable:
+    twins = [Problem(unit_space(name, ["x"]), additive([0.1]), noise=0.01) for name in names]
+    return make_table(twins, Plan(trials=6, confirm=5), seed=seed)
+
+
+def test_two_names_of_one_function_are_a_noise_floor_and_not_ranked() -> None:
+    table = _twins("norm_softmax", "proxy_nca_pp", "triplet")
+    floor = comparison.noise_floor(table)
+    assert list(floor[["loss", "other"]].iloc[0]) == ["norm_softmax", "proxy_nca_pp"]
+    assert len(floor) == 1
+    assert floor["validation"].iloc[0] >= 0
+    pairs = {frozenset(pair) for pair in comparison.paired(table)[["loss", "other"]].to_numpy()}
+    assert pairs == {frozenset((a, "triplet")) for a in ("norm_softmax", "proxy_nca_pp")}
+    draws, _ = comparison.best_draws(table, {})
+    shared = comparison.pooled(draws, comparison.one_function(table))
+    assert set(shared) == {"norm_softmax", "triplet"}
+    middle = np.mean([draws["norm_softmax"].mean(), draws["proxy_nca_pp"].mean()])
+    assert shared["norm_softmax"].mean() == pytest.approx(middle, abs=1e-3)
+
+
+def test_the_tuned_point_is_the_best_on_validation_whatever_test_scores_say() -> None:
+    """After an extended search two points are confirmed; the older did better on test classes."""
+    table = _twins("left")
+    test = table.trials["split"] == "test"
+    best = incumbent(table, "left")
+    assert best is not None
+    tuned = table.trials[test & (table.trials["point"] == best["point"])]
+    old = tuned.assign(
+        point="old", score=tuned["score"] + 0.1, number=-1, trial="old-" + tuned["trial"]
+    )
+    both = replace(table, trials=pd.concat([old, table.trials], ignore_index=True))
+    scores = comparison.confirmed_scores(both, "left")
+    pd.testing.assert_series_equal(scores, comparison.confirmed_scores(table, "left"))
 
 
 def _same_points(table: TrialTable) -> TrialTable:
