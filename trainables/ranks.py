@@ -115,8 +115,9 @@ class RankGroup:
         return reports
 
     def _verdict(self, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        broken = [report.pop("broken") for report in reports.values()]
         failed = [reports[rank] for rank in sorted(reports) if reports[rank]["state"] == "failed"]
-        complete = len(reports) == len(self._actors)
+        complete = len(reports) == len(self._actors) and not any(broken)
         if not failed and complete and all(r["state"] != "lost" for r in reports.values()):
             return reports[0]
         if not failed:
@@ -181,9 +182,12 @@ class Rank:
         self._worker.start(TrialSpec.from_dict(spec))
 
     def step(self) -> dict[str, Any]:
-        """One epoch; the exchange with the other ranks keeps them together."""
+        """One epoch; the exchange with the other ranks keeps them together.
+
+        The report says, too, whether this process can train another trial.
+        """
         assert self._worker is not None
-        return self._worker.step()
+        return {**self._worker.step(), "broken": self._worker.is_broken}
 
 
 def interface_of(address: str) -> str | None:

@@ -1,6 +1,6 @@
 """How right are our importances, bands, ranges and verdicts, beside Optuna's, over many seeds?
 
-    python tests/benchmarks/bench_sensitivity.py [--seeds 20] [--out FILE]
+    python tests/benchmarks/bench_sensitivity.py [--quick] [--seeds 10]
 
 Writes tests/benchmarks/results/sensitivity.json: for every response function and way of sampling
 how often 90 % and 95 % bands of shares and curves hold the truth and how wide they are (shares as
@@ -35,11 +35,10 @@ from study.analyses import expected_best, importance
 from study.analyses.samples import Array
 from study.report.build import write_report
 from study.table import KNOB, TrialTable
+from tests.benchmarks.recording import write_result
 from tests.study import known
 from tests.study.demo import demo_problems
 from tests.study.synthetic import Plan, make_table
-
-RESULTS = Path(__file__).parent / "results" / "sensitivity.json"
 
 
 def optuna_shares(table: TrialTable, evaluator: Any) -> Array:
@@ -147,23 +146,22 @@ def thousand() -> dict[str, float]:
 def main() -> None:
     """Run everything and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--cases", nargs="*", default=list(known.CASES), choices=known.CASES)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    seeds = 1 if arguments.quick else arguments.seeds
     warnings.filterwarnings("ignore")
     report = thousand()
     print(json.dumps(report), flush=True)
     results = {
         "report_of_1000_trials": report,
         "stated": list(known.LEVELS),
-        "cases": cases(arguments.seeds, names=arguments.cases, processes=arguments.processes),
-        "tuning_curve_bands": tuning_curves(10 * arguments.seeds),
+        "cases": cases(seeds, names=arguments.cases, processes=arguments.processes),
+        "tuning_curve_bands": tuning_curves(10 * seeds),
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    print(f"wrote {arguments.out}")
+    write_result("sensitivity", results, quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -90,3 +90,18 @@ def test_a_part_of_a_gpu_is_a_part_of_its_memory(monkeypatch: pytest.MonkeyPatch
     limit_gpu_memory({"gpus_per_trial": 2, "ranks_per_trial": 2})
     limit_gpu_memory({})
     assert given == [0.25]
+
+
+def test_ranks_whose_device_is_broken_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a device-side assert on all of them, none could train another trial."""
+    from trainables.ranks import RankGroup
+
+    group = RankGroup({"ranks_per_trial": 2})
+    group._actors = [object(), object()]
+    done: list[str] = []
+    monkeypatch.setattr(group, "close", lambda: done.append("closed"))
+    monkeypatch.setattr(group, "_join", lambda: done.append("joined"))
+    for broken in (True, False):
+        report = {"state": "failed", "error": "CUDA error", "broken": broken}
+        assert group._verdict({0: dict(report), 1: dict(report)})["state"] == "failed"
+    assert done == ["closed", "joined"]
