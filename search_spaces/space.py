@@ -141,8 +141,11 @@ class Space:
         *,
         search: Mapping[str, BaseDistribution] | None = None,
         fixed: Mapping[str, Value] | None = None,
+        hints: Mapping[str, Knob] | None = None,
     ) -> Space:
         """This space with some ranges replaced and some knobs fixed or freed.
+
+        `hints` have symbols and reasons of knobs that this space does not search.
 
         A knob named in `search` becomes searched (scientific unless it already was nuisance);
         one named in `fixed` is no longer searched. Published points drop values of knobs that are
@@ -155,10 +158,10 @@ class Space:
         constants = {**self.fixed, **fixed}
         for name, distribution in search.items():
             group = nuisance if name in nuisance else scientific
-            known = group.get(name)
+            known = group.get(name) or (hints or {}).get(name)
             group[name] = (
                 replace(known, distribution=distribution)
-                if known
+                if known is not None
                 else Knob(distribution, symbol=name, reason="set in the study file")
             )
             constants.pop(name, None)

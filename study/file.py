@@ -101,10 +101,18 @@ ValueOrRange = Annotated[
 
 
 class LossSection(_Section):
-    """Changes to a loss's own space."""
+    """Changes to a loss's own space; a knob searched without a range has the one we know of it."""
 
-    search: Mapping[str, Range] = Field(default_factory=dict)
+    search: Mapping[str, Range | None] = Field(default_factory=dict)
     fixed: Mapping[str, Scalar] = Field(default_factory=dict)
+
+    @field_validator("search", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """`[label_smoothing, pooling]` are knobs without a range."""
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return dict.fromkeys(value)
+        return value
 
 
 class DataSection(BaseModel):

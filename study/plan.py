@@ -21,8 +21,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from search_spaces import get_space
-from search_spaces.space import Space, Value
+from search_spaces import extra_knob, get_space
+from search_spaces.space import Knob, Space, Value
 from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
 from study.corners import check_values
 from study.errors import StudyError, nearest
@@ -262,18 +262,29 @@ def _space(loss: str, file: StudyFile) -> Space:
     fixed = _fixed(base, file) | dict(section.fixed)
     fixed = {k: v for k, v in fixed.items() if k not in ranges}
     whole = {*_whole_settings(), *(k for k, info in own.items() if info.type is int)}
-    search = {k: _distribution(k, r, whole=k in whole) for k, r in ranges.items()}
+    hints = {k: info for k in ranges if (info := _known_knob(loss, k, base)) is not None}
+    if unknown := [k for k, r in ranges.items() if r is None and k not in hints]:
+        raise StudyError(f"losses.{loss}: no range of {unknown[0]} is known; give one")
+    search = {
+        k: hints[k].distribution if r is None else _distribution(k, r, whole=k in whole)
+        for k, r in ranges.items()
+    }
     # A knob that authors did not mention was at its default: so are the published points.
     defaults = {**vars(Settings()), **{k: info.default for k, info in own.items()}}
     silent = {k: defaults[k] for k in search if k not in base.searched and defaults[k] is not None}
     try:
         base = replace(base, fixed={**silent, **base.fixed})
-        space = base.with_changes(search=search, fixed=fixed)
+        space = base.with_changes(search=search, fixed=fixed, hints=hints)
     except ValueError as error:
         raise StudyError(f"losses.{loss}: {error}") from None
     if not space.searched:
         raise StudyError(f"losses.{loss}: every knob is fixed, so there is nothing to search")
     return space
+
+
+def _known_knob(loss: str, knob: str, base: Space) -> Knob | None:
+    """What we know of a knob: its range, symbol and reason."""
+    return base.searched.get(knob) or extra_knob(loss, knob) or TRAINING_KNOBS.get(knob)
 
 
 def _fixed(base: Space, file: StudyFile) -> dict[str, Value]:

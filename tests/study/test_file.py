@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from optuna.distributions import IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 
+from search_spaces import EXTRA, TRAINING_KNOBS
+from search_spaces.space import Space
 from study.errors import StudyError
 from study.jobs import Job
 from study.plan import Plan, build_plan, load_plan, save_plan
@@ -230,3 +233,21 @@ def test_budgets_are_equal_and_published_points_come_out_of_them() -> None:
 def plan_of(changes: dict[str, object]) -> Plan:
     base = {"name": "s", "data": "glyphs", "losses": ["proxy_anchor", "triplet"]}
     return build_plan(parse_study({**base, **changes}))
+
+
+def space_with(search: Any) -> Space:
+    content = {"name": "s", "data": "glyphs", "losses": {"norm_softmax": {"search": search}}}
+    return build_plan(parse_study(content)).spaces["norm_softmax"]
+
+
+def test_a_knob_searched_by_name_has_the_range_symbol_and_reason_we_know() -> None:
+    space = space_with(["label_smoothing", "pooling"])
+    assert space.searched["label_smoothing"].symbol == "ε"
+    assert space.distributions["label_smoothing"] == EXTRA["label_smoothing"].distribution
+    assert space.distributions["pooling"] == TRAINING_KNOBS["pooling"].distribution
+    space = space_with({"label_smoothing": [0.0, 0.2], "weight_decay": None})
+    assert space.searched["label_smoothing"].symbol == "ε"
+    assert space.distributions["label_smoothing"] == FloatDistribution(0.0, 0.2)
+    assert space.searched["weight_decay"].symbol == "wd"
+    with pytest.raises(StudyError, match="no range of augment is known; give one"):
+        space_with(["augment"])
