@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import IO, Literal
 
@@ -21,6 +22,22 @@ class BadPictureError(Exception):
     """A picture that cannot be read; the message says why."""
 
 
+PASSING = frozenset(
+    {
+        errno.EACCES,
+        errno.EAGAIN,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EPERM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+"""Errors of a disk, a network or a process: the next reading may succeed."""
+
+
 def decode(source: Path | IO[bytes], *, size: int, fit: Fit) -> tuple[NDArray[np.uint8], str]:
     """Pixels (size, size, 3) uint8 and a remark on what was unusual ("" for plain RGB).
 
@@ -30,6 +47,7 @@ def decode(source: Path | IO[bytes], *, size: int, fit: Fit) -> tuple[NDArray[np
 
     Raises:
         BadPictureError: Empty, truncated, of no known format, or too large to be honest.
+        OSError: It could not be read now, which says nothing about the picture.
     """
     try:
         if isinstance(source, Path) and not source.stat().st_size:
@@ -44,7 +62,11 @@ def decode(source: Path | IO[bytes], *, size: int, fit: Fit) -> tuple[NDArray[np
         raise
     except FileNotFoundError:
         raise BadPictureError("there is no such file") from None
+    except MemoryError:
+        raise
     except Exception as error:  # PIL's plug-ins raise what they like on broken bytes
+        if isinstance(error, OSError) and error.errno in PASSING:
+            raise
         line = str(error).strip().partition("\n")[0]
         if line.startswith("cannot identify image file"):
             line = "no known picture format"

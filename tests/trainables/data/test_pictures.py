@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +145,12 @@ def test_float_pixels_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.ones((9, 9), dtype=np.float32)).save(tmp_path / "f.tiff")
     with pytest.raises(BadPictureError, match="float pixels"):
         decode(tmp_path / "f.tiff", size=8, fit="crop")
+
+
+def test_a_disk_that_fails_says_nothing_about_the_picture() -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        decode(Failing(), size=8, fit="crop")
