@@ -9,18 +9,25 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from search_spaces.space import Space, in_range
+from search_spaces.space import Space
 from study.errors import StudyError, nearest
-from study.importing.rows import as_number, first_line, make_curve, make_row, make_table
+from study.importing.rows import (
+    as_number,
+    first_line,
+    make_curve,
+    make_point,
+    make_row,
+    make_table,
+)
 from study.importing.space_file import read_spaces
 from study.table import KNOB, METRIC, ORIGINS, STATES, TrialTable
 
 CSV_COLUMNS: Mapping[str, str] = {
     "score": "objective, higher is better; empty for a trial that diverged or failed (needed)",
     "loss": "name of the loss; the only loss of the space file when absent",
-    "trial": "key of the trial; rows that share it are its epochs. Each row is a trial when absent",
+    "trial": "key of the trial within its loss; rows that share it are its epochs. Each row is a "
+    "trial when absent",
     "epoch": "epochs done when the score was taken; the space file's `epochs` when absent",
     "state": f"one of {', '.join(STATES)}; `finished` at the last epoch, `stopped` before it and "
     "`diverged` without a score when absent",
@@ -39,20 +46,25 @@ def read_csv_trials(csv: Path, space_yaml: Path, *, study: str | None = None) ->
 
     Raises:
         StudyError: A file is missing or malformed, a column or knob is unknown, a value is out of
-            its range.
+            its range, rows of one trial disagree.
     """
     spaces, protocol, untrained = read_spaces(space_yaml)
     try:
-        frame = pd.read_csv(csv)
+        frame = pd.read_csv(csv, dtype={"trial": str})  # 01 is not 1
     except (OSError, ValueError) as error:
         raise StudyError(f"{csv} is no readable CSV: {first_line(error)}") from None
     frame = _check_columns(frame, spaces, csv)
+    frame = _check_epochs(frame, protocol.get("epochs"), csv)
+    frame["trial"] = _unique_keys(frame, csv)
+    protocol.setdefault("epochs", max(int(frame["epoch"].max()), 1))
     rows, curves = [], []
     for number, (key, group) in enumerate(frame.groupby("trial", sort=False)):
         ordered = group.sort_values("epoch", kind="stable")
         last = ordered.iloc[-1]
         loss = str(last["loss"])
-        point = _point(last, spaces[loss], csv)
+        _check_agreement(ordered, spaces[loss], f"{csv}: {key}")
+        cells = {str(column): cell for column, cell in last.items()}
+        point = make_point(cells, spaces[loss], f"{csv}: {key}")
         score = as_number(last["score"])
         state = _state(last, score, float(protocol["epochs"]))
         rows.append(
@@ -110,13 +122,9 @@ def _check_columns(frame: pd.DataFrame, spaces: Mapping[str, Space], csv: Path) 
         "origin": "bayes",
         "split": "validation",
         "state": "",
-        "epoch": np.nan,
     }
     for column, value in defaults.items():
-        if column not in frame:
-            frame[column] = value
-        elif column != "epoch":
-            frame[column] = frame[column].fillna(value)
+        frame[column] = frame[column].fillna(value) if column in frame else value
     for column, allowed in (("origin", (*ORIGINS, "random")), ("split", ("validation", "test")),
                             ("state", (*STATES, ""))):  # fmt: skip
         for value in frame[column].unique():
@@ -125,38 +133,58 @@ def _check_columns(frame: pd.DataFrame, spaces: Mapping[str, Space], csv: Path) 
                     f"{csv}: {column} {value!r} is unknown; {nearest(str(value), allowed)}"
                 )
     try:
-        frame["score"] = pd.to_numeric(frame["score"])
-        frame["epoch"] = pd.to_numeric(frame["epoch"])
+        for column in frame.columns:
+            if column in ("score", "epoch", "seconds") or str(column).startswith(METRIC):
+                frame[column] = pd.to_numeric(frame[column])
         frame["seed"] = pd.to_numeric(frame["seed"]).astype(int)
     except (ValueError, TypeError) as error:
         raise StudyError(f"{csv}: {first_line(error)}") from None
     return frame
 
 
-def _point(row: pd.Series, space: Space, csv: Path) -> dict[str, Any]:
-    point = {}
-    for knob, distribution in space.distributions.items():
-        value = _value(distribution, row[knob])
-        if value is None or not in_range(distribution, value):
+def _check_epochs(frame: pd.DataFrame, full: int | None, csv: Path) -> pd.DataFrame:
+    """The frame with a whole epoch in each row, the space file's where the CSV has none."""
+    epochs = frame["epoch"] if "epoch" in frame else pd.Series(math.nan, index=frame.index)
+    if epochs.isna().any() and full is None:
+        trial = frame["trial"][epochs.isna()].iloc[0]
+        raise StudyError(
+            f"{csv}: {trial} has no epoch: give a column `epoch`, or `epochs` in the space file"
+        )
+    epochs = epochs.fillna(full) if full is not None else epochs
+    wrong = ~np.isfinite(epochs) | (epochs < 0) | (epochs % 1 != 0)
+    if wrong.any():
+        place = frame.index[wrong][0]
+        raise StudyError(
+            f"{csv}: {frame['trial'][place]}: epoch {epochs[place]:g} is no whole number of epochs"
+        )
+    return frame.assign(epoch=epochs.astype(int))
+
+
+def _unique_keys(frame: pd.DataFrame, csv: Path) -> pd.Series:
+    """Keys of the trials, with the loss's name before them where losses share some."""
+    if frame["trial"].isna().any():
+        row = int(frame["trial"].isna().to_numpy().argmax()) + 1
+        raise StudyError(f"{csv}: row {row} has no `trial`")
+    pairs = frame[["loss", "trial"]].drop_duplicates()
+    if pairs["trial"].is_unique:
+        return frame["trial"]
+    keys = pairs["loss"].astype(str) + "-" + pairs["trial"]
+    if not keys.is_unique:
+        raise StudyError(f"{csv}: two trials would both be {keys[keys.duplicated()].iloc[0]!r}")
+    return frame["loss"].astype(str) + "-" + frame["trial"]
+
+
+def _check_agreement(trial: pd.DataFrame, space: Space, where: str) -> None:
+    """Rows of one trial differ in nothing but what an epoch changes."""
+    for column in (*space.searched, "seed", "split"):
+        values = trial[column].unique()
+        if len(values) > 1:
             raise StudyError(
-                f"{csv}: {row['trial']}: `{knob}={row[knob]}` is outside the space file's range"
+                f"{where}: its rows disagree in `{column}`: {values[0]} and {values[1]}"
             )
-        point[knob] = value
-    return point
-
-
-def _value(distribution: BaseDistribution, raw: Any) -> Any:
-    """A CSV cell as the knob's own type; None when it is none of its values."""
-    if isinstance(distribution, CategoricalDistribution):
-        for choice in distribution.choices:
-            same_number = not isinstance(choice, str | bool) and as_number(raw) == choice
-            if str(choice) == str(raw) or same_number:
-                return choice
-        return None
-    number = as_number(raw)
-    if not math.isfinite(number):
-        return None
-    return int(number) if isinstance(distribution, IntDistribution) else number
+    twice = trial["epoch"][trial["epoch"].duplicated()]
+    if len(twice):
+        raise StudyError(f"{where}: two rows of epoch {twice.iloc[0]}")
 
 
 def _state(row: pd.Series, score: float, full: float) -> str:

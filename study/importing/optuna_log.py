@@ -15,7 +15,14 @@ from optuna.distributions import (
 
 from search_spaces.space import Knob, Space
 from study.errors import StudyError, nearest
-from study.importing.rows import first_line, make_curve, make_row, make_table, without_secret
+from study.importing.rows import (
+    first_line,
+    make_curve,
+    make_point,
+    make_row,
+    make_table,
+    without_secret,
+)
 from study.table import TrialTable
 
 
@@ -27,6 +34,10 @@ def read_optuna(
     Complete trials are finished, pruned ones stopped with their intermediate values as learning
     curves, failed ones failed. A study that minimises is turned around (score = -value). Knobs that
     some trials lack (conditional ones) are left out. Pass `space` for published points and claims.
+
+    Raises:
+        StudyError: There is no such storage or study, or a trial lacks a knob of the space or has
+            a value outside its range.
     """
     import optuna
 
@@ -47,14 +58,21 @@ def read_optuna(
     if not trials:
         raise StudyError(f"Optuna study {study!r} has no trials")
     name = loss or study
-    space = space or _observed_space(name, [t.distributions for t in trials])
+    if space is None:
+        space = _observed_space(name, [t.distributions for t in trials])
+        points = [{k: t.params[k] for k in space.distributions} for t in trials]
+    else:
+        points = [
+            make_point(t.params, space, f"trial {t.number} of Optuna study {study!r}")
+            for t in trials
+        ]
     zero = any(0 in t.intermediate_values for t in trials)
     full = max(
         (max(t.intermediate_values) + zero for t in trials if t.intermediate_values), default=1
     )
     states = {"COMPLETE": "finished", "PRUNED": "stopped", "FAIL": "failed", "RUNNING": "running"}
     rows, curves = [], []
-    for trial in trials:
+    for trial, point in zip(trials, points, strict=True):
         steps = {s + zero: sign * v for s, v in sorted(trial.intermediate_values.items())}
         steps = {s: v for s, v in steps.items() if math.isfinite(v)}
         state = states[trial.state.name]
@@ -62,14 +80,13 @@ def read_optuna(
         score = sign * value if math.isfinite(value) else next(reversed(steps.values()), math.nan)
         if state in ("finished", "stopped") and not math.isfinite(score):
             state = "diverged"
-        epochs = full if state == "finished" else max(steps, default=1)
+        epochs = full if state == "finished" else max(steps, default=0)
         key = f"{name}-{trial.number:04d}"
         duration = trial.duration.total_seconds() if trial.duration else math.nan
         rows.append(
             make_row(
                 trial=key, loss=name, number=trial.number, state=state, epochs=int(epochs),
-                point={k: trial.params[k] for k in space.distributions},
-                score=score if state != "failed" else math.nan, seconds=duration,
+                point=point, score=score if state != "failed" else math.nan, seconds=duration,
             )
         )  # fmt: skip
         curves += make_curve(key, steps.items())

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from search_spaces.space import Space
+from search_spaces.space import Space, describe, in_range
 from study.errors import StudyError, nearest
 from study.table import KNOB, TrialTable
 
@@ -29,12 +30,12 @@ def make_row(
     seconds: float = math.nan,
     metrics: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One row of the trial table."""
+    """One row of the trial table, started in its turn (not at 0, which MLflow takes for now)."""
     key = json.dumps({k: point[k] for k in sorted(point)}, default=str)
     return {
         "trial": trial, "loss": loss, "number": number, "origin": origin, "state": state,
         "split": split, "point": key, "seed": seed, "anchor": "", "swept": "", "epochs": epochs,
-        "score": score, "score_std": math.nan, "seconds": seconds, "started": float(number),
+        "score": score, "score_std": math.nan, "seconds": seconds, "started": number + 1.0,
         "host": "", "error": "", **(metrics or {}), **{KNOB + k: v for k, v in point.items()},
     }  # fmt: skip
 
@@ -64,6 +65,42 @@ def make_table(
         protocol={"tolerance": None, **protocol, "imported": True},
         baseline=baseline,
     )
+
+
+def make_point(values: Mapping[str, Any], space: Space, where: str) -> dict[str, Any]:
+    """A trial's knobs, each as its own type.
+
+    Raises:
+        StudyError: One is missing, or outside its range.
+    """
+    point = {}
+    for knob, distribution in space.distributions.items():
+        if knob not in values:
+            raise StudyError(f"{where} has no parameter {knob!r}; {nearest(knob, values)}")
+        value = as_value(distribution, values[knob])
+        gap = isinstance(value, float) and not math.isfinite(value)
+        if gap or not in_range(distribution, value):
+            raise StudyError(
+                f"{where}: `{knob}={values[knob]}` is outside the space file's range "
+                f"{describe(distribution)}"
+            )
+        point[knob] = value
+    return point
+
+
+def as_value(distribution: BaseDistribution, raw: Any) -> Any:
+    """What was read as the knob's own type; as it is when it is none of its values."""
+    if isinstance(distribution, CategoricalDistribution):
+        for choice in distribution.choices:
+            same_number = not isinstance(choice, str | bool) and as_number(raw) == choice
+            if str(choice) == str(raw) or same_number:
+                return choice
+        return raw
+    number = as_number(raw)
+    if not math.isfinite(number) or isinstance(raw, bool):
+        return raw
+    whole = isinstance(distribution, IntDistribution) and number == int(number)
+    return int(number) if whole else number
 
 
 def mapping(content: Any, where: str, known: Iterable[str]) -> dict[str, Any]:

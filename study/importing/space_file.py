@@ -28,7 +28,7 @@ def read_spaces(path: Path) -> tuple[dict[str, Space], dict[str, Any], float | N
 
     ```yaml
     objective: map_at_r      # higher is better
-    epochs: 40               # of a full trial
+    epochs: 40               # of a full trial; the longest one's when absent
     dataset: cub             # optional, as backbone, tolerance and untrained
     losses:
       my_loss:
@@ -49,13 +49,15 @@ def read_spaces(path: Path) -> tuple[dict[str, Space], dict[str, Any], float | N
     if not isinstance(losses, dict) or not losses:
         raise StudyError(f"{path}: `losses` must name at least one loss")
     spaces = {str(k): _space(str(k), v, path) for k, v in losses.items()}
-    epochs = content.get("epochs", 1)
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+    epochs = content.get("epochs")
+    if epochs is not None and (type(epochs) is not int or epochs < 1):
         raise StudyError(f"{path}: `epochs` must be a whole number of at least 1, got {epochs!r}")
     protocol: dict[str, Any] = {
         k: content[k] for k in ("dataset", "backbone", "tolerance") if k in content
     }
-    protocol |= {"objective": str(content.get("objective", "score")), "epochs": epochs}
+    protocol["objective"] = str(content.get("objective", "score"))
+    if epochs is not None:
+        protocol["epochs"] = epochs
     untrained = content.get("untrained")
     return spaces, protocol, None if untrained is None else float(untrained)
 

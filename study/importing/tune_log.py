@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.space import Space
-from study.errors import StudyError, nearest
-from study.importing.rows import as_number, first_line, make_curve, make_row, make_table
+from study.errors import StudyError
+from study.importing.rows import (
+    as_number,
+    first_line,
+    make_curve,
+    make_point,
+    make_row,
+    make_table,
+)
 from study.table import TrialTable
 
 
@@ -36,11 +43,6 @@ def read_tune(folder: Path, space: Space, *, metric: str, mode: str = "max") -> 
         raise StudyError(f"no trial in {folder} reports {metric!r}")
     rows, curves = [], []
     for number, (place, steps, config, seconds) in enumerate(found):
-        missing = sorted(set(space.distributions) - set(config))
-        if missing:
-            raise StudyError(
-                f"{place.name} has no parameter {missing[0]!r}; {nearest(missing[0], config)}"
-            )
         last = sign * steps[-1] if steps else math.nan
         failed = (place / "error.txt").exists() or (place / "error.pkl").exists()
         state = (
@@ -50,8 +52,8 @@ def read_tune(folder: Path, space: Space, *, metric: str, mode: str = "max") -> 
         key = f"{space.loss}-{number:04d}"
         rows.append(
             make_row(
-                trial=key, loss=space.loss, number=number, state=state, epochs=max(len(steps), 1),
-                point={k: config[k] for k in space.distributions}, seconds=seconds,
+                trial=key, loss=space.loss, number=number, state=state, epochs=len(steps),
+                point=make_point(config, space, place.name), seconds=seconds,
                 score=last if state in ("finished", "stopped") else math.nan,
             )
         )  # fmt: skip

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
+import pandas as pd
 import pytest
 from optuna.distributions import FloatDistribution
 
 from search_spaces.space import Knob, Space
 from study.errors import StudyError
-from study.importing import read_csv_trials, read_optuna, read_tune
+from study.importing import read_csv_trials, read_optuna, read_tune, store
+from study.main import main
 from study.report.build import write_report
-from study.table import COLUMNS
+from study.table import COLUMNS, TrialTable
+from study.tracking.local import default_uri
+from study.tracking.reader import read_table
 from tests.study.synthetic import Plan, Problem, additive, make_table, unit_space
 
 SPACE = """
@@ -44,6 +50,44 @@ def _csv(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "trials.csv"
     path.write_text(text, "utf-8")
     return path
+
+
+Importing = Callable[..., TrialTable]
+
+
+@pytest.fixture
+def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Importing:
+    """`study import` in this process, and the table its store gives back; its error as ours."""
+
+    def run(*arguments: object) -> TrialTable:
+        words = ["import", "s", "--root", str(tmp_path / "studies"), *map(str, arguments)]
+        with pytest.raises(SystemExit) as done:
+            main(words)
+        printed = capsys.readouterr()
+        if done.value.code:
+            assert done.value.code == 2
+            assert not printed.out
+            assert len(printed.err.splitlines()) == 1
+            raise StudyError(printed.err.strip())
+        return read_table(default_uri(tmp_path / "studies" / "s"), "s")
+
+    return run
+
+
+def _curve(table: TrialTable, trial: str) -> dict[int, float]:
+    mine = table.curves[table.curves["trial"] == trial]
+    return dict(zip(mine["epoch"], mine["score"], strict=True))
+
+
+def _same(back: TrialTable, made: TrialTable) -> None:
+    """The store gives back the columns an importer fills."""
+    columns = [c for c in made.trials.columns if c in COLUMNS or not c.startswith("knob.")]
+    frames = [t.trials.set_index("trial").sort_index() for t in (back, made)]
+    for column in columns[1:]:
+        pd.testing.assert_series_equal(
+            frames[0][column], frames[1][column], check_dtype=False, check_index_type=False,
+            obj=column,
+        )  # fmt: skip
 
 
 def test_csv_of_epochs_becomes_trials_with_curves(tmp_path: Path, space_file: Path) -> None:
@@ -89,6 +133,11 @@ def test_a_report_of_an_imported_csv(tmp_path: Path) -> None:
         ("a,b,mode,score,loss\n0.1,0.1,x,1,yours\n", "loss 'yours' has no space"),
         ("a,b,mode,score,state\n0.1,0.1,x,1,done\n", "state 'done' is unknown"),
         ("a,b,mode,score\n0.1,0.1,x,high\n", "Unable to parse"),
+        ("a,b,mode,score,seconds\n0.1,0.1,x,1,long\n", "Unable to parse"),
+        ("a,b,mode,score,epoch\n0.1,0.1,x,1,1.5\n", "epoch 1.5 is no whole number"),
+        ("a,b,mode,score,epoch\n0.1,0.1,x,1,-1\n", "epoch -1 is no whole number"),
+        ("trial,a,b,mode,score\nt,0.1,0.1,x,1\n,0.1,0.1,x,1\n", "row 2 has no `trial`"),
+        ("trial,a,b,mode,score\nt,0.1,0.1,x,1\nt,0.1,0.1,x,2\n", "t: two rows of epoch 27"),
         ("", "is no readable CSV"),
     ],
 )
@@ -97,6 +146,108 @@ def test_bad_csv_is_one_clear_line(tmp_path: Path, space_file: Path, csv: str, s
         read_csv_trials(_csv(tmp_path, csv), space_file)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("second", "knob"),
+    [("0.2,0.1,x,0,", "a"), ("0.1,0.1,y,0,", "mode"), ("0.1,0.1,x,1,", "seed"),
+     ("0.1,0.1,x,0,test", "split")],
+)  # fmt: skip
+def test_rows_of_one_trial_that_disagree_are_one_clear_line(
+    tmp_path: Path, space_file: Path, second: str, knob: str
+) -> None:
+    lines = ["trial,epoch,score,a,b,mode,seed,split", "t8,1,0.5,0.1,0.1,x,0,", f"t8,2,1,{second}"]
+    with pytest.raises(StudyError, match=rf"t8: its rows disagree in `{knob}`"):
+        read_csv_trials(_csv(tmp_path, "\n".join(lines)), space_file)
+
+
+@pytest.mark.parametrize("column", ["", ",epoch"])
+def test_epochs_of_a_csv_are_the_space_files_by_default(
+    tmp_path: Path, space_file: Path, column: str
+) -> None:
+    cells = ["", ""] if not column else [",", ",9"]
+    lines = [f"a,b,mode,score{column}", *(f"0.1,0.1,x,0.5{cell}" for cell in cells)]
+    csv = _csv(tmp_path, "\n".join(lines))
+    trials = read_csv_trials(csv, space_file).trials
+    assert list(trials["epochs"]) == [27, 9 if column else 27]
+    assert list(trials["state"]) == ["finished", "stopped" if column else "finished"]
+    space_file.write_text(SPACE.replace("epochs: 27\n", ""), "utf-8")
+    with pytest.raises(StudyError, match="mine-0000 has no epoch: give a column `epoch`, or"):
+        read_csv_trials(csv, space_file)
+
+
+def test_without_epochs_in_the_space_file_the_longest_trial_is_full(
+    tmp_path: Path, space_file: Path
+) -> None:
+    space_file.write_text(SPACE.replace("epochs: 27\n", ""), "utf-8")
+    csv = _csv(tmp_path, "a,b,mode,score,epoch\n0.1,0.1,x,0.5,3\n0.1,0.1,x,0.5,9\n")
+    table = read_csv_trials(csv, space_file)
+    assert table.protocol["epochs"] == 9
+    assert list(table.trials["state"]) == ["stopped", "finished"]
+
+
+def test_a_csv_comes_back_from_its_store(
+    tmp_path: Path, space_file: Path, imported: Importing
+) -> None:
+    """Trial keys that restart for each loss, whole numbers one loss lacks, metrics, seconds."""
+    other = "  other:\n    knobs: {n: {low: 1, high: 9, integer: true}, a: {low: 0, high: 1}}\n"
+    space_file.write_text(SPACE + other, "utf-8")
+    lines = [
+        "loss,trial,epoch,score,state,seconds,metric.recall,a,b,mode,n",
+        "mine,01,9,0.1,,4,,0.1,0.2,x,",
+        "mine,01,27,0.3,,12.5,0.7,0.1,0.2,x,",
+        "mine,1,27,0.4,,,0.8,0.1,0.3,y,",
+        "mine,2,4,,,3,,0.1,0.3,y,",
+        "other,1,27,0.5,,11,0.9,0.1,,,4",
+        "other,2,3,0.2,failed,5,0.1,0.2,,,5",
+        "other,3,0,,failed,,,0.2,,,6",
+    ]
+    csv = _csv(tmp_path, "\n".join(lines))
+    back = imported("--csv", csv, "--space", space_file)
+    _same(back, read_csv_trials(csv, space_file))
+    trials = back.trials.set_index("trial")
+    assert sorted(trials.index) == ["mine-01", "mine-1", "mine-2", "other-1", "other-2", "other-3"]
+    assert trials["score"].to_dict() == pytest.approx(
+        {"mine-01": 0.3, "mine-1": 0.4, "mine-2": math.nan, "other-1": 0.5, "other-2": math.nan,
+         "other-3": math.nan}, nan_ok=True,
+    )  # fmt: skip
+    assert trials.loc["mine-01", "seconds"] == 12.5
+    assert trials.loc["mine-01", "metric.recall"] == 0.7
+    assert list(trials["knob.n"].dropna()) == [4, 5, 6]
+    assert _curve(back, "mine-01") == {9: 0.1, 27: 0.3}
+
+
+def test_names_the_store_refuses_are_refused_before_anything_is_written(
+    tmp_path: Path, space_file: Path, imported: Importing
+) -> None:
+    csv = _csv(tmp_path, "a,b,mode,score,metric.p@1\n0.1,0.1,x,0.5,0.5\n")
+    with pytest.raises(StudyError, match="the metric 'p@1' has '@' in its name"):
+        imported("--csv", csv, "--space", space_file)
+    for name in ("map_at_r", "score_std", "test/x", "../x"):
+        csv = _csv(tmp_path, f"a,b,mode,score,metric.{name}\n0.1,0.1,x,0.5,0.5\n")
+        with pytest.raises(StudyError, match=f"'{name}'"):
+            imported("--csv", csv, "--space", space_file)
+    csv = _csv(tmp_path, "a,b,mode,score\n0.1,0.1,x,0.5\n")
+    space_file.write_text(SPACE.replace("map_at_r", "recall@1"), "utf-8")
+    with pytest.raises(StudyError, match="the objective 'recall@1' has '@' in its name"):
+        imported("--csv", csv, "--space", space_file)
+    space_file.write_text(SPACE.replace("      b:", "      b(x):").replace("[b]", "[]")
+                          .replace("b: 0.5", "b(x): 0.5"), "utf-8")  # fmt: skip
+    csv = _csv(tmp_path, "a,b(x),mode,score\n0.1,0.1,x,0.5\n")
+    with pytest.raises(StudyError, match=r"the knob 'b\(x\)' has '\(' in its name"):
+        imported("--csv", csv, "--space", space_file)
+    assert not (tmp_path / "studies").exists()
+
+
+def test_an_import_that_the_store_refuses_fails_and_leaves_nothing(
+    tmp_path: Path, space_file: Path, imported: Importing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_check_names", lambda table: None)
+    space_file.write_text(SPACE.replace("map_at_r", "recall@1"), "utf-8")
+    csv = _csv(tmp_path, "a,b,mode,score\n0.1,0.1,x,0.5\n0.1,0.2,x,0.5\n")
+    with pytest.raises(StudyError, match=r"the store refused 2 of the records: .*recall@1"):
+        imported("--csv", csv, "--space", space_file)
+    assert not (tmp_path / "studies" / "s").exists()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +301,69 @@ def test_optuna_log_keeps_pruned_and_failed_trials(tmp_path: Path) -> None:
         read_optuna(f"sqlite:///{tmp_path / 'none.db'}", "theirs")
 
 
+def _optuna(tmp_path: Path, objective: Callable[[optuna.Trial], float], trials: int) -> Any:
+    url = f"sqlite:///{tmp_path / 'log.db'}"
+    study = optuna.create_study(study_name="theirs", storage=url, direction="maximize")
+    study.optimize(objective, n_trials=trials, catch=(ArithmeticError,))
+    return url, study
+
+
+def test_optuna_trials_without_reports_keep_their_values(
+    tmp_path: Path, imported: Importing
+) -> None:
+    url, study = _optuna(tmp_path, lambda t: t.suggest_float("x", 0, 1) ** 2, 20)
+    back = imported("--optuna", url, "theirs")
+    assert list(back.trials["score"]) == [t.value for t in study.trials]
+    assert set(back.trials["epochs"]) == {1}
+    assert list(back.trials["seconds"]) == [t.duration.total_seconds() for t in study.trials]
+    _same(back, read_optuna(url, "theirs"))
+
+
+def test_the_value_an_optuna_trial_returns_is_its_score(
+    tmp_path: Path, imported: Importing
+) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        for step in range(1, 4):
+            trial.report(x * step, step)
+            if trial.number == 1 and step == 2:
+                raise optuna.TrialPruned
+            if trial.number == 2 and step == 2:
+                raise ArithmeticError
+        return 7.0 + x
+
+    url, study = _optuna(tmp_path, objective, 4)
+    back = imported("--optuna", url, "theirs")
+    _same(back, read_optuna(url, "theirs"))
+    xs = [t.params["x"] for t in study.trials]
+    assert list(back.trials["score"])[:2] == [7.0 + xs[0], 2 * xs[1]]
+    assert list(back.trials["epochs"]) == [3, 2, 2, 3]
+    assert _curve(back, "theirs-0000") == {1: xs[0], 2: 2 * xs[0], 3: 7.0 + xs[0]}
+    assert _curve(back, "theirs-0001") == {1: xs[1], 2: 2 * xs[1]}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "says"),
+    [
+        ("{x: {low: 0, high: 1}, y: {low: 0, high: 1}}", "trial 0 of Optuna study 'theirs' has no"),
+        ("{x: {low: 0, high: 0.01}}", "is outside the space file's range [0, 0.01]"),
+        ("{x: {low: 0, high: 1, step: 0.1}}", "is outside the space file's range [0, 1] in steps"),
+    ],
+)
+def test_optuna_trials_that_do_not_fit_the_space_are_one_clear_line(
+    tmp_path: Path, imported: Importing, knobs: str, says: str
+) -> None:
+    url, study = _optuna(tmp_path, lambda t: t.suggest_float("x", 0, 1), 0)
+    study.enqueue_trial({"x": 0.123})
+    study.optimize(lambda t: t.suggest_float("x", 0, 1), n_trials=1)
+    file = tmp_path / "space.yaml"
+    file.write_text(f"losses: {{mine: {{knobs: {knobs}}}}}", "utf-8")
+    with pytest.raises(StudyError) as caught:
+        imported("--optuna", url, "theirs", "--space", file)
+    assert says in str(caught.value)
+    assert not (tmp_path / "studies").exists()
+
+
 def test_optuna_journal(tmp_path: Path) -> None:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -190,6 +404,23 @@ def test_tune_folder(tmp_path: Path) -> None:
         read_tune(tmp_path / "nothing", space, metric="acc")
     with pytest.raises(StudyError, match="reports 'accuracy'"):
         read_tune(tmp_path / "run", space, metric="accuracy")
+
+
+def test_a_tune_folder_comes_back_from_its_store(tmp_path: Path, imported: Importing) -> None:
+    _tune_trial(tmp_path / "run", "t_0", [0.1, 0.2, 0.3], 1e-3)
+    _tune_trial(tmp_path / "run", "t_1", [0.1], 1e-2)
+    _tune_trial(tmp_path / "run", "t_2", [0.1, math.nan], 1e-1)
+    _tune_trial(tmp_path / "run", "t_3", [], 1e-4)
+    file = tmp_path / "space.yaml"
+    file.write_text("losses: {l: {knobs: {lr: {low: 1.0e-5, high: 0.1, log: true}}}}", "utf-8")
+    back = imported("--tune", tmp_path / "run", "--space", file, "--metric", "acc")
+    assert list(back.trials["state"]) == ["finished", "stopped", "diverged", "failed"]
+    assert list(back.trials["epochs"]) == [3, 1, 2, 0]
+    assert list(back.trials["score"])[:2] == [0.3, 0.1]
+    assert list(back.trials["seconds"])[:3] == [3.0, 1.0, 2.0]
+    file.write_text("losses: {l: {knobs: {lr: {low: 1.0e-5, high: 0.01}}}}", "utf-8")
+    with pytest.raises(StudyError, match=r"`lr=0\.1` is outside"):
+        imported("--tune", tmp_path / "run", "--space", file, "--metric", "acc", "--root", tmp_path)
 
 
 @pytest.mark.ray
