@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from search_spaces.claims import BetterLoss, Claim, CostRatio, FasterLoss, HigherMetric
 from search_spaces.space import Knob, Published, Space
@@ -20,6 +20,7 @@ from study.analyses import (
     expected_best,
     lint,
     pairs,
+    response,
     settle,
     stopping,
     tuning,
@@ -145,6 +146,24 @@ def test_tunability_leave_and_path(tuned: tuple[TrialTable, Surrogate]) -> None:
     path = tuning.path(model, places)
     assert path["knob"].iloc[1] == "a"
     assert path["gain"].sum() == pytest.approx(gain, abs=1e-6)
+
+
+@pytest.mark.parametrize("distribution", [IntDistribution(1, 30), IntDistribution(0, 60)])
+def test_steps_lend_support_to_each_other_and_choices_do_not(
+    distribution: IntDistribution,
+) -> None:
+    table = make_table([Problem(_space(n=distribution), additive([0.2]))], Plan(bayes=False))
+    samples = gather(table, "a")
+    fine = np.linspace(0.0, 1.0, 81)
+    known = response.supported(samples, "n", fine)
+    assert known.mean() > 0.9
+    order = np.random.default_rng(0).permutation(len(fine))
+    assert (response.supported(samples, "n", fine[order]) == known[order]).all()
+    words = CategoricalDistribution([str(i) for i in range(12)])
+    choice = gather(make_table([Problem(_space(n=words), additive([0.2]))], Plan()), "a")
+    levels = (np.arange(12) + 0.5) / 12
+    rows = choice.rows(np.abs(choice.units[:, 0] - levels[5]) > 1e-9)
+    assert not response.supported(rows, "n", levels[[7, 5]])[1]
 
 
 def test_pairs_hide_where_nobody_looked(demo_findings: Findings) -> None:
