@@ -230,13 +230,12 @@ def _better_value(
     # "Better" is contradicted only when it is clearly not better at all; a gain below the
     # tolerance is too small to claim and too likely to deny.
     evidence = _gap("gain", gain, tolerance)
-    if float((gain > tolerance).mean()) >= SURE:
-        return Judgement("supported", float((gain > tolerance).mean()), evidence)
-    if float((gain > 0).mean()) <= 1 - SURE:
-        return Judgement("contradicted", float((gain > 0).mean()), evidence)
-    if float((gain <= tolerance).mean()) >= SURE:
-        return Judgement("contradicted", float((gain > tolerance).mean()), evidence)
-    return Judgement("cannot tell", float((gain > tolerance).mean()), evidence, settle)
+    clear, any_ = float((gain > tolerance).mean()), float((gain > 0).mean())
+    if clear >= SURE:
+        return Judgement("supported", clear, evidence)
+    if any_ <= 1 - SURE:
+        return Judgement("contradicted", any_, evidence)
+    return Judgement("cannot tell", clear, evidence, settle)
 
 
 def _levels(model: Surrogate, knob: str) -> Array:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from search_spaces.claims import BetterLoss, Claim, CostRatio, FasterLoss, HigherMetric
+from search_spaces.claims import BetterLoss, BetterValue, Claim, CostRatio, FasterLoss, HigherMetric
 from search_spaces.space import Knob, Published, Space
 from study.analyses import (
     across,
@@ -30,6 +30,7 @@ from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
 from study.analyses.samples import full_epochs, gather
 from study.analyses.surrogate import Refusal, Surrogate, fit
+from study.report.chart import Heat
 from study.report.figures import divergence as figures
 from study.table import KNOB, TrialTable
 from tests.study.demo import demo_problems
@@ -52,6 +53,17 @@ def test_seed_noise_is_the_spread_of_repeats_and_covers_the_truth() -> None:
         assert noise.source == "repeats"
     assert held >= 15
     single = make_table([problem], Plan(trials=8, repeats=1))
+    assert not seed_noise(single).measured
+
+
+def test_the_same_seed_again_is_no_repeat() -> None:
+    problem = Problem(unit_space("a", ["x"]), additive([0.2]), noise=0.01)
+    table = make_table([problem], Plan(trials=8, repeats=3))
+    again = table.trials.assign(trial=table.trials["trial"] + "-again")
+    twice = replace(table, trials=pd.concat([table.trials, again], ignore_index=True))
+    assert seed_noise(twice) == seed_noise(table)
+    once = table.trials["seed"] == 0
+    single = replace(table, trials=pd.concat([table.trials[once], again[once]]))
     assert not seed_noise(single).measured
 
 
@@ -97,6 +109,27 @@ def test_a_collapse_is_on_the_map_even_if_nothing_diverged(demo_findings: Findin
     assert chart is not None
     names = {getattr(mark, "name", "") for panel in chart.panels for mark in panel.marks}
     assert names == {"collapsed"}
+
+
+def test_the_chance_to_diverge_of_a_choice_is_read_at_the_choice() -> None:
+    knobs = _space(kind=CategoricalDistribution(["a", "b", "c"]), x=FloatDistribution(0.0, 1.0))
+
+    def diverges(u: Array) -> Array:
+        return np.where(u[:, 0] > 2 / 3, 0.9, 0.0)
+
+    problem = Problem(knobs, additive([0.05, 0.1]), diverges=diverges)
+    table = make_table([problem], Plan(trials=90, bayes=False, sobol_share=1.0))
+    samples = gather(table, "a")
+    rows = divergence.analyse(samples, divergence.risk_of(samples), table.trials.iloc[:0])
+    chance = rows[rows["knob"] == "kind"].set_index("low")["chance"]
+    assert chance["c"] > 0.7
+    assert chance["a"] < 0.1
+    assert chance["b"] < 0.1
+    panel = figures.chart(find(table, advised=1), "a").panels[0]  # type: ignore[union-attr]
+    heat = next(mark for mark in panel.marks if isinstance(mark, Heat))
+    shown = np.array(heat.z, dtype=float)
+    assert np.nanmax(shown) > 0.7
+    assert np.nanmin(shown) < 0.1
 
 
 # Tuning
@@ -268,6 +301,23 @@ def test_claims_about_losses(demo_findings: Findings, claim: BetterLoss, verdict
     assert found.verdict == verdict
     assert found.evidence
     assert (found.settle == "") == (verdict != "cannot tell")
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(0.1, "supported"), (0.01, "cannot tell"), (-0.1, "contradicted")]
+)
+def test_a_sure_gain_below_the_tolerance_is_neither_claimed_nor_denied(
+    gain: float, verdict: str
+) -> None:
+    knobs = _space(kind=CategoricalDistribution(["old", "new"]), x=FloatDistribution(0.0, 1.0))
+
+    def better(u: Array) -> Array:
+        return np.asarray(0.5 + gain * (u[:, 0] > 0.5) - 0.05 * (u[:, 1] - 0.5) ** 2)
+
+    table = make_table([Problem(knobs, better, noise=0.001)], Plan(trials=60, bayes=False))
+    said = Claim("c", "", "", BetterValue("kind", "new", "old"))
+    found = claims.judge(table, {"a": LossModel(_model(table), None, 0.04)}, "a", said)
+    assert found.verdict == verdict
 
 
 def test_the_reverse_claim_is_contradicted(demo_findings: Findings) -> None:
