@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,7 +33,9 @@ from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
 from study.analyses.samples import full_epochs, gather
 from study.analyses.surrogate import Refusal, Surrogate, fit
+from study.report.answer import answer
 from study.report.chart import Heat
+from study.report.compare import compare_reports
 from study.report.figures import divergence as figures
 from study.table import KNOB, TrialTable
 from tests.study.demo import demo_problems
@@ -280,6 +285,23 @@ def test_without_confirmation_the_answer_is_from_validation() -> None:
     assert rows["probability"].sum() == pytest.approx(1.0)
 
 
+def test_the_headline_and_how_sure_it_is_agree() -> None:
+    """Only the loss that is behind has repeated seeds."""
+    problems = [
+        Problem(unit_space(n, ["x", "y"]), additive([0.2, 0.2], top=top))
+        for n, top in (("a", 0.5), ("b", 0.6))
+    ]
+    table = make_table(problems, Plan(trials=3))
+    kept = (table.trials["loss"] == "a") | (table.trials["origin"] != "repeat")
+    found = find(replace(table, trials=table.trials[kept]), advised=1)
+    assert list(found.best["loss"]) == ["a"]
+    said = answer(found)
+    assert said.headline.startswith("b leads, but a may be as good: MAP@R 0.5")
+    sure = dict(said.points)["How sure"]
+    assert sure.startswith("Not sure at all: a follows 0.")
+    assert "no seed of b was repeated" in sure
+
+
 # Claims
 
 
@@ -471,3 +493,17 @@ def test_ranges_common_to_two_studies() -> None:
     far = [near[0], find(shifted(0.95))]
     assert across.common(far).set_index("knob").loc["x", "verdict"] == "no common range"
     assert across.names(near) == ["made-up", "made-up (2)"]
+
+
+def test_a_study_that_cannot_tell_is_not_counted(tmp_path: Path) -> None:
+    def study(name: str, trials: int) -> TrialTable:
+        problem = Problem(unit_space("a", ["x"]), additive([0.3], best=0.5), noise=0.003)
+        return make_table([problem], Plan(trials=trials), tolerance=0.01, study=name)
+
+    tables = [study("first", 24), study("second", 24), study("third", 2)]
+    paths = compare_reports(tables, tmp_path, formats=("png",))
+    headline = json.loads(paths.record.read_text("utf-8"))["headline"]
+    assert headline == "1 of 1 stable ranges hold in all studies that tell them (2 of 3)."
+    html = paths.index.read_text("utf-8")
+    assert "(2 of 3 studies)" in html
+    assert re.search("a in third: .* are needed to model", html)
