@@ -115,7 +115,8 @@ def run_points(
     """Run the points that an analysis asks for.
 
     Raises:
-        StudyError: The study was imported, so nothing says how to run its trials.
+        StudyError: The study was imported, so nothing says how to run its trials; or test scores
+            are asked for while it is still being searched.
     """
     from study.home import find_study, studies_root
     from study.plan import PLAN_FILE, load_plan
@@ -127,8 +128,25 @@ def run_points(
         raise StudyError(f"{name} was imported: run these trials where its others ran")
     home = find_study(name, root)
     plan = load_plan(home.directory)
+    if (points["origin"] == "confirm").any():
+        need_finished_search(home, plan)
     jobs = jobs_from_points(plan, points, reason=reason)
     return execute(home, plan, requests=jobs, search=False, address=address)
+
+
+def need_finished_search(home: StudyHome, plan: Plan) -> None:
+    """Test scores must not be there while points are still being chosen.
+
+    Raises:
+        StudyError: The search is not finished.
+    """
+    from study.tuning.ledger import Ledger
+    from study.tuning.record import Record
+
+    if not Ledger(plan, Record(home.directory, plan.spaces)).search_is_finished():
+        raise StudyError(
+            f"the search of {home.name} is not finished; first: study resume {home.name}"
+        )
 
 
 def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:

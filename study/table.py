@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = {
     "split": "`validation`, or `test` for confirm trials",
     "point": "key of the point; trials that differ only in their seed share it",
     "seed": "seed of initialisation, sampling and augmentation",
-    "anchor": "sweeps: what the point varies around (`published` or `incumbent`); else empty",
+    "anchor": "what a sweep varies around (`published`, `incumbent`) or who asked for a point",
     "swept": "sweeps: the knob that varies; else empty",
     "epochs": "epochs done",
     "score": "objective after the last epoch done, higher is better; NaN when diverged or failed",

@@ -10,6 +10,7 @@ from scipy.stats import kendalltau
 
 from study.analyses.findings import Findings
 from study.analyses.leaderboard import UNTRAINED
+from study.analyses.surrogate import Refusal
 
 
 def names(findings: Sequence[Findings]) -> list[str]:
@@ -41,11 +42,23 @@ def ranges(findings: Sequence[Findings]) -> pd.DataFrame:
     )
 
 
-def common(findings: Sequence[Findings]) -> pd.DataFrame:
-    """The values that are stable in all studies that searched the knob.
+def silent(findings: Sequence[Findings]) -> pd.DataFrame:
+    """The losses whose ranges a study cannot tell: `loss`, `study`, `reason`."""
+    rows = [
+        (loss, name, one.stable.reason)
+        for name, found in zip(names(findings), findings, strict=True)
+        for loss, one in found.losses.items()
+        if isinstance(one.stable, Refusal)
+    ]
+    return pd.DataFrame(rows, columns=["loss", "study", "reason"])
 
-    Returns `loss`, `knob`, `studies`, `verdict` (`holds in all`, `no common range`, `cannot tell`
-    when some study's range is undetermined), `low`, `high`, `values`.
+
+def common(findings: Sequence[Findings]) -> pd.DataFrame:
+    """The values that are stable in all studies that tell the knob's range.
+
+    Returns `loss`, `knob`, `studies` (how many tell it; the others did not search the knob or are
+    `silent`), `verdict` (`holds in all` of these, `no common range`, `cannot tell` when some
+    study's range is undetermined), `low`, `high`, `values`.
     """
     rows = []
     for (loss, knob), group in ranges(findings).groupby(["loss", "knob"], sort=True):

@@ -222,7 +222,7 @@ def _better_value(
         )
         if isinstance(grid, str):
             return _open(grid, "Search a wider range.")
-        known = supported_at(model, test.knob, grid)
+        known = supported(model.samples, test.knob, grid)
         if known.mean() < 0.5:
             return _open(f"Too few trials at {_words(value)}.", settle)
         sides.append(curve_draws(model, test.knob, grid[known], others).mean(axis=1))
@@ -230,23 +230,12 @@ def _better_value(
     # "Better" is contradicted only when it is clearly not better at all; a gain below the
     # tolerance is too small to claim and too likely to deny.
     evidence = _gap("gain", gain, tolerance)
-    if float((gain > tolerance).mean()) >= SURE:
-        return Judgement("supported", float((gain > tolerance).mean()), evidence)
-    if float((gain > 0).mean()) <= 1 - SURE:
-        return Judgement("contradicted", float((gain > 0).mean()), evidence)
-    if float((gain <= tolerance).mean()) >= SURE:
-        return Judgement("contradicted", float((gain > tolerance).mean()), evidence)
-    return Judgement("cannot tell", float((gain > tolerance).mean()), evidence, settle)
-
-
-def supported_at(model: Surrogate, knob: str, grid: Array) -> np.ndarray:
-    """`supported`, also for a single position of a choice."""
-    levels = _levels(model, knob)
-    distribution = model.samples.distributions[model.samples.knobs.index(knob)]
-    if isinstance(distribution, CategoricalDistribution):
-        known = supported(model.samples, knob, levels)
-        return np.asarray([bool(known[np.abs(levels - g).argmin()]) for g in grid])
-    return supported(model.samples, knob, grid)
+    clear, any_ = float((gain > tolerance).mean()), float((gain > 0).mean())
+    if clear >= SURE:
+        return Judgement("supported", clear, evidence)
+    if any_ <= 1 - SURE:
+        return Judgement("contradicted", any_, evidence)
+    return Judgement("cannot tell", clear, evidence, settle)
 
 
 def _levels(model: Surrogate, knob: str) -> Array:
@@ -259,7 +248,8 @@ def _range_grid(model: Surrogate, knob: str, low: float | None, high: float | No
     """Positions over the searched part of a claimed range, or why there are none."""
     distribution = model.samples.distributions[model.samples.knobs.index(knob)]
     if isinstance(distribution, CategoricalDistribution):
-        return f"{knob} is a choice, the claim is about a range."
+        within = choices_within(distribution, low, high)
+        return to_unit(distribution, within) if within else f"No choice of {knob} is in the range."
     bounds = float(distribution.low), float(distribution.high)  # type: ignore[attr-defined]
     wanted = bounds[0] if low is None else low, bounds[1] if high is None else high
     inside = max(wanted[0], bounds[0]), min(wanted[1], bounds[1])
@@ -270,6 +260,20 @@ def _range_grid(model: Surrogate, knob: str, low: float | None, high: float | No
     if (ends[1] - ends[0]) < 0.5 * (whole[1] - whole[0]):
         return f"Less than half of the claimed range of {knob} was searched."
     return np.linspace(float(ends[0]), float(ends[1]), 9)
+
+
+def choices_within(
+    distribution: CategoricalDistribution, low: float | None, high: float | None
+) -> list[float]:
+    """The numbers among the choices that a range holds (None: open to that side)."""
+    return [
+        c
+        for c in distribution.choices
+        if isinstance(c, int | float)
+        and not isinstance(c, bool)
+        and (low is None or c >= low)
+        and (high is None or c <= high)
+    ]
 
 
 def _place(model: Surrogate, knob: str, value: float | str) -> Array | str:

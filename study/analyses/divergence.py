@@ -16,7 +16,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from search_spaces.scale import from_unit
 from study.analyses.encoding import Encoding
 from study.analyses.forest import resample
-from study.analyses.samples import Array, Samples, positions, searching
+from study.analyses.samples import Array, Samples, positions, searching, snap
 from study.table import KNOB, TrialTable
 
 LEAST = 4
@@ -75,8 +75,9 @@ def analyse(
 
     Returns:
         `knob`, `low`, `high`, `trials`, `diverged`, `rate` and its 90 % interval (Jeffreys), the
-        model's `chance` at the middle of the part, averaged over the trials' other knobs, and
-        `collapsed`: how many trials there trained to their end and fell below the start.
+        model's `chance` at the value nearest the middle of the part, averaged over the trials'
+        other knobs, and `collapsed`: how many trials there trained to their end and fell below the
+        start.
     """
     from scipy.stats import beta
 
@@ -95,7 +96,8 @@ def analyse(
                 continue
             middle = rows.units.copy()
             middle[:, j] = 0.5 * (edges[c] + edges[c + 1])
-            chance = float(risk(middle).mean()) if risk else float("nan")
+            at = snap(samples.distributions, middle)
+            chance = float(risk(at).mean()) if risk else float("nan")
             low, high = beta.ppf([0.05, 0.95], k + 0.5, n - k + 0.5)
             out.append(
                 (

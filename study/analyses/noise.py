@@ -19,7 +19,7 @@ class SeedNoise:
     Args:
         sigma: Estimate; NaN when nothing was repeated.
         low, high: 90 % interval of it.
-        freedom: Degrees of freedom (repeats less points).
+        freedom: Degrees of freedom (seeds less points).
         source: `repeats` of trials, the `folds and seeds` inside trials, or `none`.
     """
 
@@ -36,14 +36,18 @@ class SeedNoise:
 
 
 def seed_noise(table: TrialTable, loss: str | None = None) -> SeedNoise:
-    """Pooled within-point deviation over full-length validation trials (all losses for None)."""
+    """Pooled within-point deviation over full-length validation trials (all losses for None).
+
+    The same seed again is no repeat: such trials count once, with their mean.
+    """
     losses = [loss] if loss else sorted(table.spaces)
     squares, freedom = 0.0, 0
     inside: list[float] = []
     for name in losses:
         trials = searching(table, name)
         done = trials[(trials["epochs"] >= full_epochs(table, name)) & trials["score"].notna()]
-        scores, point = done["score"].to_numpy(dtype=float), pd.factorize(done["point"])[0]
+        once = done.groupby(["point", "seed"], sort=False)["score"].mean().reset_index()
+        scores, point = once["score"].to_numpy(dtype=float), pd.factorize(once["point"])[0]
         counts = np.bincount(point)
         means = np.bincount(point, weights=scores) / np.maximum(counts, 1)
         squares += float(((scores - means[point]) ** 2)[counts[point] > 1].sum())

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from optuna.distributions import CategoricalDistribution
 from scipy.interpolate import PchipInterpolator
 from scipy.stats import qmc
 
@@ -47,11 +48,16 @@ def curve_draws(surrogate: Surrogate, knob: str, grid: Array, others: Array) -> 
 
 
 def supported(samples: Samples, knob: str, grid: Array, *, reach: float = 0.1) -> np.ndarray:
-    """Whether at least two trials lie within `reach` of a position (at it, for a choice)."""
+    """Whether at least two trials lie within `reach` of a position (at it, for a choice).
+
+    A position between two steps of a knob stands for the nearer one; the order of `grid` is free.
+    """
     j = samples.knobs.index(knob)
+    distribution = samples.distributions[j]
     places = samples.units[samples.last, j]
-    if unit_levels(samples.distributions[j]) is not None:
-        reach = min(reach, 0.5 * float(np.min(np.diff(grid)))) if len(grid) > 1 else reach
+    grid = snap((distribution,), grid[:, None])[:, 0]
+    if isinstance(distribution, CategoricalDistribution):
+        reach = 0.0
     near = (np.abs(places[None, :] - grid[:, None]) <= reach + 1e-9).sum(axis=1) >= 2
     inside = (grid >= places.min() - 0.025) & (grid <= places.max() + 0.025)
     return np.asarray(near & inside)

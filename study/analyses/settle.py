@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from search_spaces.claims import (
     BetterLoss,
@@ -17,6 +18,7 @@ from search_spaces.claims import (
     FasterLoss,
     GoodValue,
     HigherMetric,
+    Sensitive,
     StableRange,
 )
 from search_spaces.scale import from_unit, to_unit
@@ -26,9 +28,7 @@ from study.analyses.comparison import confirmed_scores
 from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
 from study.analyses.samples import unit_levels
-from study.analyses.surrogate import Surrogate
 from study.analyses.sweeps import anchor_values
-from study.analyses.tuning import tuned_point
 from study.table import KNOB, TrialTable
 
 POINT_COLUMNS = ("loss", "origin", "anchor", "swept", "seed", "why")
@@ -44,8 +44,9 @@ def settle(
 ) -> pd.DataFrame:
     """The trials to run for every open claim (or for `only` = (loss, claim name)).
 
-    Claims about a knob get a sweep from the best point; claims about losses get fresh
-    confirmation seeds of both. Claims that no trial of this study could decide get none.
+    Claims about a knob get a sweep from the incumbent; claims about losses get fresh confirmation
+    seeds of both incumbents, which validation scores chose: a test score chooses nothing. Claims
+    that no trial of this study could decide get none.
 
     Returns `POINT_COLUMNS` and one `knob.NAME` per knob; rows that occur for two claims once.
     """
@@ -92,32 +93,17 @@ def _points(
         if other not in table.spaces:
             return []
         seeds = _confirm_seeds(table, loss, other, most)
-        return [r for name in (loss, other) for r in _confirm(table, models, name, seeds, claim)]
+        return [r for name in (loss, other) for r in _confirm(table, name, seeds, claim)]
     space = table.spaces[loss]
     if test.knob not in space.searched:
         return []
-    base = _best_values(table, models, loss)
+    base = anchor_values(table, loss, "incumbent")
     if base is None:
         return []
     distribution = space.distributions[test.knob]
-    wanted: list[Any] = [base[test.knob]]
-    if isinstance(test, BetterValue):
-        for side in (test.better, test.worse):
-            wanted += list(np.linspace(*side, 3)) if isinstance(side, tuple) else [side]
-    elif isinstance(test, GoodValue):
-        wanted.append(test.value)
-    else:
-        levels = unit_levels(distribution, most=9)
-        places = np.linspace(0.0, 1.0, 7) if levels is None else levels
-        if isinstance(test, StableRange):
-            ends = [float(distribution.low), float(distribution.high)]  # type: ignore[attr-defined]
-            low = ends[0] if test.low is None else max(test.low, ends[0])
-            high = ends[1] if test.high is None else min(test.high, ends[1])
-            if low > high:
-                return []
-            first, last = (float(u) for u in to_unit(distribution, [low, high]))
-            places = np.linspace(first, last, 5)
-        wanted += [from_unit(distribution, p) for p in places]
+    wanted = _wanted(distribution, test)
+    if not wanted:
+        return []
     return [
         {
             "loss": loss,
@@ -128,9 +114,44 @@ def _points(
             "why": f"{loss}: {claim.name}",
             **{KNOB + k: (v if k == test.knob else base[k]) for k in base},
         }
-        for v in _distinct(wanted, distribution)
+        for v in _distinct([base[test.knob], *wanted], distribution)
         for seed in range(_sweep_seeds(models[loss].tolerance, table, loss))
     ]
+
+
+def _wanted(
+    distribution: BaseDistribution, test: StableRange | GoodValue | BetterValue | Sensitive
+) -> list[Any]:
+    """Values of the knob that the claim is about; empty when none of them was searched."""
+    if isinstance(test, GoodValue):
+        return [test.value]
+    if isinstance(test, BetterValue):
+        sides = (test.better, test.worse)
+        return [v for side in sides for v in _side(distribution, side)]
+    if isinstance(test, StableRange):
+        if isinstance(distribution, CategoricalDistribution):
+            # The choices beside the range too: within it they must not cost more than these.
+            inside = claims.choices_within(distribution, test.low, test.high)
+            return list(distribution.choices) if inside else []
+        ends = [float(distribution.low), float(distribution.high)]  # type: ignore[attr-defined]
+        low = ends[0] if test.low is None else max(test.low, ends[0])
+        high = ends[1] if test.high is None else min(test.high, ends[1])
+        if low > high:
+            return []
+        first, last = (float(u) for u in to_unit(distribution, [low, high]))
+        return [from_unit(distribution, p) for p in np.linspace(first, last, 5)]
+    levels = unit_levels(distribution, most=9)
+    places = np.linspace(0.0, 1.0, 7) if levels is None else levels
+    return [from_unit(distribution, p) for p in places]
+
+
+def _side(distribution: BaseDistribution, side: float | str | tuple[float, float]) -> list[Any]:
+    """Values of one side of a comparison: the value, or some of its range."""
+    if not isinstance(side, tuple):
+        return [side]
+    if isinstance(distribution, CategoricalDistribution):
+        return claims.choices_within(distribution, *side)
+    return list(np.linspace(*side, 3))
 
 
 def _distinct(values: list[Any], distribution: Any) -> list[Any]:
@@ -170,14 +191,8 @@ def _confirm_seeds(table: TrialTable, loss: str, other: str, most: int) -> list[
     return list(range(first, first + int(np.clip(needed, 3, most))))
 
 
-def _confirm(
-    table: TrialTable,
-    models: Mapping[str, LossModel],
-    loss: str,
-    seeds: list[int],
-    claim: Claim,
-) -> list[dict[str, Any]]:
-    base = _best_values(table, models, loss)
+def _confirm(table: TrialTable, loss: str, seeds: list[int], claim: Claim) -> list[dict[str, Any]]:
+    base = anchor_values(table, loss, "incumbent")
     if base is None:
         return []
     return [
@@ -192,23 +207,3 @@ def _confirm(
         }
         for seed in seeds
     ]
-
-
-def _best_values(
-    table: TrialTable, models: Mapping[str, LossModel], loss: str
-) -> dict[str, Any] | None:
-    """The tuned point: confirmed if there is one, else by the model, else the best trial."""
-    tested = table.of(loss)
-    tested = tested[(tested["split"] == "test") & tested["score"].notna()]
-    if len(tested):
-        top = tested.groupby("point")["score"].mean().idxmax()
-        row = tested[tested["point"] == top].iloc[0]
-        return {k: row[KNOB + k] for k in table.knobs(loss)}
-    model = models[loss].surrogate
-    if isinstance(model, Surrogate):
-        unit = tuned_point(model)
-        return {
-            k: from_unit(d, u)
-            for k, d, u in zip(model.samples.knobs, model.samples.distributions, unit, strict=True)
-        }
-    return anchor_values(table, loss, "incumbent")

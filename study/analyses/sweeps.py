@@ -19,17 +19,18 @@ from study.table import KNOB, TrialTable
 def analyse(table: TrialTable, loss: str) -> pd.DataFrame:
     """Mean over seeds at every swept value, with a 95 % interval (NaN for a single seed).
 
-    Trials at the anchor itself count for the anchor's value. Returns `swept`, `anchor`, `value`,
-    `mean`, `low`, `high`, `seeds`.
+    Trials at the anchor itself count for the anchor's value; requested trials that vary no single
+    knob are no sweep. Returns `swept`, `anchor`, `value`, `mean`, `low`, `high`, `seeds`.
     """
     trials = searching(table, loss)
     done = trials[(trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()]
-    sweeps = done[done["origin"] == "sweep"]
+    sweeps = done[(done["origin"] == "sweep") & done["swept"].isin(table.knobs(loss))]
     rows = []
     for (swept, anchor), group in sweeps.groupby(["swept", "anchor"], sort=True):
         column = KNOB + str(swept)
         for point, at in group.groupby("point", sort=False):
-            scores = done.loc[done["point"] == point, "score"].to_numpy(dtype=float)
+            here = done[done["point"] == point]
+            scores = here.groupby("seed")["score"].mean().to_numpy(dtype=float)
             half = float("nan")
             if len(scores) > 1:
                 spread = scores.std(ddof=1) / np.sqrt(len(scores))

@@ -25,18 +25,13 @@ def command(name: str, root: Path | None, address: str | None, cluster: Path | N
         refuse_local(root=root, address=address)
         return start(cluster, name, ["confirm", name])
 
-    from study.errors import StudyError
     from study.home import find_study
     from study.plan import load_plan
     from study.requests import confirm_jobs
-    from study.running import execute, incumbents
-    from study.tuning.ledger import Ledger
-    from study.tuning.record import Record
+    from study.running import execute, incumbents, need_finished_search
 
     home = find_study(name, root)
     plan = load_plan(home.directory)
-    # Test scores must not be there while points are still being chosen.
-    if not Ledger(plan, Record(home.directory, plan.spaces)).search_is_finished():
-        raise StudyError(f"the search of {name} is not finished; first: study resume {name}")
+    need_finished_search(home, plan)
     jobs = confirm_jobs(plan, incumbents(home, plan))
     return execute(home, plan, requests=jobs, search=False, address=address)

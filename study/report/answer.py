@@ -39,7 +39,7 @@ def answer(findings: Findings) -> Answer:
 
 def _headline(findings: Findings, ranked: pd.DataFrame) -> tuple[str, str]:
     objective = metric_label(str(findings.table.protocol.get("objective", "score")))
-    if len(findings.best):
+    if len(findings.best) >= min(2, len(ranked)):
         top = findings.best.iloc[0]
         best, value = str(top["loss"]), float(top["score"])
         sure = float(top["probability"])
@@ -51,8 +51,11 @@ def _headline(findings: Findings, ranked: pd.DataFrame) -> tuple[str, str]:
         where = "test classes" if findings.best_split == "test" else "validation classes"
         return best, f"{words} on {where}."
     best = str(ranked["loss"].iloc[0])
-    top_score = float(ranked["best"].iloc[0])
-    return best, f"Use {best}: {objective} {score(top_score)} on validation classes."
+    words = f"Use {best}"
+    if len(ranked) > 1:
+        words = f"{best} leads, but {ranked['loss'].iloc[1]} may be as good"
+    value = float(ranked["best"].iloc[0])
+    return best, f"{words}: {objective} {score(value)} on validation classes."
 
 
 def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
@@ -61,8 +64,12 @@ def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
     rows = findings.best
     if len(rows) < 2:
         gap = float(ranked["best"].iloc[0] - ranked["best"].iloc[1])
+        seeds = "no seed"
+        if len(rows):
+            silent = [n for n in ranked["loss"] if n not in set(rows["loss"])]
+            seeds = f"no seed of {listing(silent)}"
         return (
-            f"Not sure at all: {ranked['loss'].iloc[1]} follows {gap:.3f} behind, and no seed was "
+            f"Not sure at all: {ranked['loss'].iloc[1]} follows {gap:.3f} behind, and {seeds} was "
             "repeated to tell that from luck."
         )
     first, second = rows.iloc[0], rows.iloc[1]

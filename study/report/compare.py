@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -48,7 +49,7 @@ def compare_reports(
         (n, listing([v for _, v in facts(f.table)][:2]))
         for n, f in zip(names, findings, strict=True)
     ]
-    said = _answer(names, common)
+    said = _answer(len(studies), common, across.silent(findings))
     html = page.render(study=" / ".join(names), facts=header, answer=said, sections=told)
     index.write_text(html, "utf-8")
     frames = {"ranges": across.ranges(findings), "common": common, "agreement": agreement,
@@ -69,18 +70,27 @@ def compare_reports(
     return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
 
 
-def _answer(names: Sequence[str], common: pd.DataFrame) -> Answer:
+def _answer(total: int, common: pd.DataFrame, silent: pd.DataFrame) -> Answer:
     held = common[common["verdict"] == "holds in all"]
     lost = common[common["verdict"] == "no common range"]
     open_ = common[common["verdict"] == "cannot tell"]
-    words = f"{len(held)} of {len(common)} stable ranges hold in all {len(names)} studies."
+    words = f"{len(held)} of {len(common)} stable ranges hold in "
+    if (common["studies"] == total).all():
+        words += f"all {total} studies."
+    else:
+        counts = [str(n) for n in sorted(set(common["studies"]))]
+        words += f"all studies that tell them ({' or '.join(counts)} of {total})."
     points = []
     if len(held):
-        points.append(("Holds in all", listing([_range(r) for r in held.to_dict("records")]) + "."))
+        ranges = [_range(r, total) for r in held.to_dict("records")]
+        points.append(("Holds in all", listing(ranges) + "."))
     if len(lost):
         points.append(("Does not carry over", listing(_names(lost)) + "."))
     if len(open_):
         points.append(("Cannot tell", f"{listing(_names(open_))}: undetermined in some study."))
+    if len(silent):
+        reasons = [f"{r['loss']} in {r['study']}: {r['reason']}" for r in silent.to_dict("records")]
+        points.append(("Not counted", " ".join(reasons)))
     if common.empty:
         words = "The studies have no loss and knob in common whose range is known."
     return Answer(words, tuple(points))
@@ -90,9 +100,10 @@ def _names(frame: pd.DataFrame) -> list[str]:
     return [f"{r['loss']} {r['knob']}" for r in frame.to_dict("records")]
 
 
-def _range(row: dict[object, object]) -> str:
+def _range(row: dict[Hashable, Any], total: int) -> str:
     values = row["values"] or f"{number(row['low'])}–{number(row['high'])}"
-    return f"{row['loss']} {row['knob']} {values}"
+    of = "" if row["studies"] == total else f" ({row['studies']} of {total} studies)"
+    return f"{row['loss']} {row['knob']} {values}{of}"
 
 
 def _sections(
@@ -112,7 +123,10 @@ def _sections(
         Block(chart=_chart(rows_[rows_["loss"] == loss], common, space_of[loss], names))
         for loss in losses
     ]
-    lead = "Values within the tolerance of the best with 95 %, in each study and in all of them."
+    lead = (
+        "Values within the tolerance of the best with 95 %, in each study and in all that tell the "
+        "range."
+    )
     scores = _scores(findings, names)
     return [
         Section("ranges", "Stable ranges in all studies", blocks, lead),
@@ -160,5 +174,5 @@ def _chart(ranges: pd.DataFrame, common: pd.DataFrame, space: Space, names: Sequ
         panels.append(
             Panel(knob_label(space, str(knob)), knob_axis(space, str(knob)), y_axis, tuple(marks))
         )
-    caption = "Bars: stable range in each study; dots: best value; shaded: stable in all."
+    caption = "Bars: stable range in each study; dots: best value; shaded: stable in all of these."
     return Chart(f"ranges-{loss}", loss, caption, tuple(panels))

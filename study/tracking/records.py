@@ -53,7 +53,8 @@ class TrialRecord:
         seed: Seed of initialisation, sampling and augmentation.
         split: Where it is scored.
         point: Key shared by trials that differ only in their seed.
-        anchor: Sweeps: what the point varies around; else empty.
+        anchor: Sweeps: what the point varies around; of single points what asked for them
+            (`refine`, `claim`); else empty.
         swept: Sweeps: the knob that varies; else empty.
         knobs: Values of the searched knobs.
         fixed: All other settings of the trial.
@@ -78,6 +79,8 @@ class TrialRecord:
     @property
     def group(self) -> str:
         """The branch of the loss's tree it hangs on; empty for the search itself."""
+        if self.origin == "sweep" and not self.swept:
+            return self.anchor  # points that an analysis asked for: `refine`, `claim`
         if self.origin == "sweep":
             return f"sweep {self.swept}" + (f" around {self.anchor}" if self.anchor else "")
         return "confirm" if self.origin == "confirm" else ""

@@ -9,7 +9,7 @@ from search_spaces.scale import from_unit
 from study.analyses.divergence import riskiest_pair
 from study.analyses.findings import Findings
 from study.analyses.pairs import near_trials
-from study.analyses.samples import searching
+from study.analyses.samples import searching, snap
 from study.analyses.surrogate import Surrogate
 from study.report.chart import ACCENT, BAD, QUIET, Axis, Chart, Dots, Heat, Line, Mark, Panel
 from study.report.words import knob_axis, knob_label, places
@@ -71,7 +71,7 @@ def _pair_panel(findings: Findings, loss: str) -> Panel | None:
     cells = np.stack([first.ravel(), second.ravel()], axis=1)
     units = np.repeat(np.median(samples.units, axis=0)[None], len(cells), axis=0)
     units[:, i], units[:, j] = cells[:, 0], cells[:, 1]
-    chance = model.risk(units).mean(axis=0)
+    chance = model.risk(snap(samples.distributions, units)).mean(axis=0)
     known = near_trials(samples, (i, j), cells)
     z = np.where(known, chance, np.nan).reshape(first.shape)
     a, b = samples.distributions[i], samples.distributions[j]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from search_spaces.claims import BetterLoss, Claim, CostRatio, FasterLoss, HigherMetric
+from search_spaces.claims import BetterLoss, BetterValue, Claim, CostRatio, FasterLoss, HigherMetric
 from search_spaces.space import Knob, Published, Space
 from study.analyses import (
     across,
@@ -20,6 +23,7 @@ from study.analyses import (
     expected_best,
     lint,
     pairs,
+    response,
     settle,
     stopping,
     tuning,
@@ -30,6 +34,9 @@ from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
 from study.analyses.samples import full_epochs, gather
 from study.analyses.surrogate import Refusal, Surrogate, fit
+from study.report.answer import answer
+from study.report.chart import Heat
+from study.report.compare import compare_reports
 from study.report.figures import divergence as figures
 from study.table import KNOB, TrialTable
 from tests.study.demo import demo_problems
@@ -52,6 +59,17 @@ def test_seed_noise_is_the_spread_of_repeats_and_covers_the_truth() -> None:
         assert noise.source == "repeats"
     assert held >= 15
     single = make_table([problem], Plan(trials=8, repeats=1))
+    assert not seed_noise(single).measured
+
+
+def test_the_same_seed_again_is_no_repeat() -> None:
+    problem = Problem(unit_space("a", ["x"]), additive([0.2]), noise=0.01)
+    table = make_table([problem], Plan(trials=8, repeats=3))
+    again = table.trials.assign(trial=table.trials["trial"] + "-again")
+    twice = replace(table, trials=pd.concat([table.trials, again], ignore_index=True))
+    assert seed_noise(twice) == seed_noise(table)
+    once = table.trials["seed"] == 0
+    single = replace(table, trials=pd.concat([table.trials[once], again[once]]))
     assert not seed_noise(single).measured
 
 
@@ -97,6 +115,27 @@ def test_a_collapse_is_on_the_map_even_if_nothing_diverged(demo_findings: Findin
     assert chart is not None
     names = {getattr(mark, "name", "") for panel in chart.panels for mark in panel.marks}
     assert names == {"collapsed"}
+
+
+def test_the_chance_to_diverge_of_a_choice_is_read_at_the_choice() -> None:
+    knobs = _space(kind=CategoricalDistribution(["a", "b", "c"]), x=FloatDistribution(0.0, 1.0))
+
+    def diverges(u: Array) -> Array:
+        return np.where(u[:, 0] > 2 / 3, 0.9, 0.0)
+
+    problem = Problem(knobs, additive([0.05, 0.1]), diverges=diverges)
+    table = make_table([problem], Plan(trials=90, bayes=False, sobol_share=1.0))
+    samples = gather(table, "a")
+    rows = divergence.analyse(samples, divergence.risk_of(samples), table.trials.iloc[:0])
+    chance = rows[rows["knob"] == "kind"].set_index("low")["chance"]
+    assert chance["c"] > 0.7
+    assert chance["a"] < 0.1
+    assert chance["b"] < 0.1
+    panel = figures.chart(find(table, advised=1), "a").panels[0]  # type: ignore[union-attr]
+    heat = next(mark for mark in panel.marks if isinstance(mark, Heat))
+    shown = np.array(heat.z, dtype=float)
+    assert np.nanmax(shown) > 0.7
+    assert np.nanmin(shown) < 0.1
 
 
 # Tuning
@@ -146,6 +185,24 @@ def test_tunability_leave_and_path(tuned: tuple[TrialTable, Surrogate]) -> None:
     path = tuning.path(model, places)
     assert path["knob"].iloc[1] == "a"
     assert path["gain"].sum() == pytest.approx(gain, abs=1e-6)
+
+
+@pytest.mark.parametrize("distribution", [IntDistribution(1, 30), IntDistribution(0, 60)])
+def test_steps_lend_support_to_each_other_and_choices_do_not(
+    distribution: IntDistribution,
+) -> None:
+    table = make_table([Problem(_space(n=distribution), additive([0.2]))], Plan(bayes=False))
+    samples = gather(table, "a")
+    fine = np.linspace(0.0, 1.0, 81)
+    known = response.supported(samples, "n", fine)
+    assert known.mean() > 0.9
+    order = np.random.default_rng(0).permutation(len(fine))
+    assert (response.supported(samples, "n", fine[order]) == known[order]).all()
+    words = CategoricalDistribution([str(i) for i in range(12)])
+    choice = gather(make_table([Problem(_space(n=words), additive([0.2]))], Plan()), "a")
+    levels = (np.arange(12) + 0.5) / 12
+    rows = choice.rows(np.abs(choice.units[:, 0] - levels[5]) > 1e-9)
+    assert not response.supported(rows, "n", levels[[7, 5]])[1]
 
 
 def test_pairs_hide_where_nobody_looked(demo_findings: Findings) -> None:
@@ -257,6 +314,23 @@ def test_without_confirmation_the_answer_is_from_validation() -> None:
     assert rows["probability"].sum() == pytest.approx(1.0)
 
 
+def test_the_headline_and_how_sure_it_is_agree() -> None:
+    """Only the loss that is behind has repeated seeds."""
+    problems = [
+        Problem(unit_space(n, ["x", "y"]), additive([0.2, 0.2], top=top))
+        for n, top in (("a", 0.5), ("b", 0.6))
+    ]
+    table = make_table(problems, Plan(trials=3))
+    kept = (table.trials["loss"] == "a") | (table.trials["origin"] != "repeat")
+    found = find(replace(table, trials=table.trials[kept]), advised=1)
+    assert list(found.best["loss"]) == ["a"]
+    said = answer(found)
+    assert said.headline.startswith("b leads, but a may be as good: MAP@R 0.5")
+    sure = dict(said.points)["How sure"]
+    assert sure.startswith("Not sure at all: a follows 0.")
+    assert "no seed of b was repeated" in sure
+
+
 # Claims
 
 
@@ -278,6 +352,23 @@ def test_claims_about_losses(demo_findings: Findings, claim: BetterLoss, verdict
     assert found.verdict == verdict
     assert found.evidence
     assert (found.settle == "") == (verdict != "cannot tell")
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(0.1, "supported"), (0.01, "cannot tell"), (-0.1, "contradicted")]
+)
+def test_a_sure_gain_below_the_tolerance_is_neither_claimed_nor_denied(
+    gain: float, verdict: str
+) -> None:
+    knobs = _space(kind=CategoricalDistribution(["old", "new"]), x=FloatDistribution(0.0, 1.0))
+
+    def better(u: Array) -> Array:
+        return np.asarray(0.5 + gain * (u[:, 0] > 0.5) - 0.05 * (u[:, 1] - 0.5) ** 2)
+
+    table = make_table([Problem(knobs, better, noise=0.001)], Plan(trials=60, bayes=False))
+    said = Claim("c", "", "", BetterValue("kind", "new", "old"))
+    found = claims.judge(table, {"a": LossModel(_model(table), None, 0.04)}, "a", said)
+    assert found.verdict == verdict
 
 
 def test_the_reverse_claim_is_contradicted(demo_findings: Findings) -> None:
@@ -431,3 +522,17 @@ def test_ranges_common_to_two_studies() -> None:
     far = [near[0], find(shifted(0.95))]
     assert across.common(far).set_index("knob").loc["x", "verdict"] == "no common range"
     assert across.names(near) == ["made-up", "made-up (2)"]
+
+
+def test_a_study_that_cannot_tell_is_not_counted(tmp_path: Path) -> None:
+    def study(name: str, trials: int) -> TrialTable:
+        problem = Problem(unit_space("a", ["x"]), additive([0.3], best=0.5), noise=0.003)
+        return make_table([problem], Plan(trials=trials), tolerance=0.01, study=name)
+
+    tables = [study("first", 24), study("second", 24), study("third", 2)]
+    paths = compare_reports(tables, tmp_path, formats=("png",))
+    headline = json.loads(paths.record.read_text("utf-8"))["headline"]
+    assert headline == "1 of 1 stable ranges hold in all studies that tell them (2 of 3)."
+    html = paths.index.read_text("utf-8")
+    assert "(2 of 3 studies)" in html
+    assert re.search("a in third: .* are needed to model", html)

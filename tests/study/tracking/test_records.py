@@ -122,3 +122,10 @@ def test_recording_does_not_import_mlflow() -> None:
         "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_points_that_were_asked_for_hang_under_what_asked(story: Any) -> None:
+    asked = story.record("circle", 3, origin="sweep", swept="", anchor="refine")
+    assert asked.group == "refine"
+    swept = story.record("circle", 3, origin="sweep", swept="alpha", anchor="published")
+    assert swept.group == "sweep alpha around published"
