@@ -31,7 +31,7 @@ CSV_COLUMNS: Mapping[str, str] = {
     "epoch": "epochs done when the score was taken; the space file's `epochs` when absent",
     "state": f"one of {', '.join(STATES)}; `finished` at the last epoch, `stopped` before it and "
     "`diverged` without a score when absent",
-    "seed": "seed; 0 when absent",
+    "seed": "seed; 0 when absent, and then equal settings do not count as repeats",
     "origin": f"one of {', '.join(ORIGINS)}, or `random` (as sobol); `bayes` when absent",
     "split": "`validation` (when absent) or `test`",
     "seconds": "duration of the trial",
