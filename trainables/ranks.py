@@ -115,7 +115,7 @@ class RankGroup:
         return reports
 
     def _verdict(self, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        broken = [report.pop("broken") for report in reports.values()]
+        broken = [report.pop("broken", False) for report in reports.values()]
         failed = [reports[rank] for rank in sorted(reports) if reports[rank]["state"] == "failed"]
         complete = len(reports) == len(self._actors) and not any(broken)
         if not failed and complete and all(r["state"] != "lost" for r in reports.values()):
