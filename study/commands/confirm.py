@@ -1,4 +1,4 @@
-"""`study confirm`: the only command that reads the test classes."""
+"""`study confirm`: how do the chosen points do on the test classes?"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_scores_are_those_of_a_brute_force(outliers: int, monkeypatch: pytest.Mo
     assert scores == pytest.approx({name: expected[name] for name in scores}, abs=1e-9)
 
 
-def test_items_that_come_ever_closer_cost_memory_of_a_block_only(
+def test_items_that_all_enter_every_list_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Every next item is nearer to all that follow: each enters every list.
