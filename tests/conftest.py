@@ -91,12 +91,14 @@ def real_data() -> Path:
     pytest.skip("no real data: set DML_STUDY_DATA to a folder with cub200_lite0.npz")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data cache for the whole session, so that glyphs are drawn once."""
-    folder: Path = tmp_path_factory.mktemp("cache")
-    os.environ["DML_STUDY_CACHE"] = str(folder)
-    return folder
+    """One cache for all test processes, so that glyphs are drawn once; never the user's own."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ["DML_STUDY_CACHE"] = str(folder / "cache")
+    return folder / "cache"
 
 
 @pytest.fixture(scope="session")

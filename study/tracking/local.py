@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from study.errors import StudyError
+from study.folders import cache_dir
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "artifacts"
@@ -41,19 +45,48 @@ def prepare(uri: str) -> None:
     """Make an empty store where there is none: whole, or not at all.
 
     MLflow makes its tables in a hundred steps; a process killed in between would leave a database
-    that no MLflow can open again. So they are made under another name, which is then changed. For
-    one process at a time.
+    that no MLflow can open again. So they are made under another name, which is then changed. An
+    empty store is kept in the cache and copied from then on. For one process at a time.
     """
     database = Path(urlsplit(uri).path.removeprefix("/")) if is_local(uri) else None
     if database is None or database.exists():
         return
-    from mlflow import MlflowClient
+    import mlflow
 
     unfinished = database.with_name(database.name + ".new")
     unfinished.with_name(unfinished.name + "-journal").unlink(missing_ok=True)
     unfinished.unlink(missing_ok=True)
-    MlflowClient(tracking_uri=f"sqlite:///{unfinished}").search_experiments(max_results=1)
+    kept = cache_dir() / f"mlflow-{mlflow.__version__}.db"
+    if _is_store(kept):
+        shutil.copyfile(kept, unfinished)
+    else:
+        mlflow.MlflowClient(tracking_uri=f"sqlite:///{unfinished}").search_experiments()
+        _keep(unfinished, kept)
+    with closing(sqlite3.connect(unfinished)) as connection, connection:
+        place = str(database.parent / "mlruns" / "0")  # the experiment that MLflow always makes
+        connection.execute("UPDATE experiments SET artifact_location = ?", (place,))
     unfinished.replace(database)
+
+
+def _is_store(kept: Path) -> bool:
+    """Whether an empty store of this MLflow is kept there, and whole."""
+    if not kept.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{kept.as_uri()}?mode=ro", uri=True)) as connection:
+            whole = connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
+            return whole and bool(connection.execute("SELECT 1 FROM alembic_version").fetchone())
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _keep(store: Path, kept: Path) -> None:
+    """Copy an empty store for the next study: its tables take MLflow seconds to make."""
+    mine = kept.with_name(f"{kept.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(store, mine)
+        mine.replace(kept)
 
 
 def relocate(study_dir: Path) -> int:

@@ -19,7 +19,7 @@ from trainables.optimizer import MovementCheck, build_optimizer, check_groups, d
 from trainables.replica import DivergedError, embed
 from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
-from trainables.training import Training, split_tasks, untrained_metrics
+from trainables.training import Training, memory_use, split_tasks, untrained_metrics
 from trainables.workbench import Bench, open_bench
 
 GLYPHS = {"name": "glyphs", "classes": 200, "samples": 6}
@@ -288,6 +288,24 @@ def test_a_trial_freezes_the_norms_of_its_own_copy_of_the_pretrained_backbone(
     assert bench.prototype.bn_freeze == "none"
     for name, value in source.model.state_dict().items():
         assert torch.equal(own.model.state_dict()[name], value), name
+
+
+def test_gpu_use_is_logged_and_costs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of a GPU's driver, and a driver that has none to give."""
+    import pynvml  # torch asks through it; a dependency of ours for that
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 71)
+    use = memory_use()
+    assert (use["gpu_memory_mib"], use["gpu_use_percent"]) == (3.0, 71.0)
+
+    def refuse() -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(torch.cuda, "utilization", refuse)
+    assert "gpu_use_percent" not in memory_use()
+    assert memory_use()["gpu_memory_mib"] == 3.0
 
 
 def test_pooling() -> None:

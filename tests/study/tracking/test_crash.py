@@ -106,7 +106,10 @@ def _until(condition: Any, driver: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def test_a_store_killed_while_it_is_made_is_made_again(tmp_path: Path) -> None:
+def test_a_store_killed_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DML_STUDY_CACHE", str(tmp_path / "cache"))  # so that nothing is copied
     database = tmp_path / "mlflow.db"
     uri = f"sqlite:///{database}"
     maker = subprocess.Popen(
@@ -126,3 +129,29 @@ def test_a_store_killed_while_it_is_made_is_made_again(tmp_path: Path) -> None:
     assert database.exists()
     assert not unfinished.exists()
     assert [e.name for e in MlflowClient(uri).search_experiments()] == ["Default"]
+
+
+def test_an_empty_store_is_copied_if_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DML_STUDY_CACHE", str(cache))
+    cache.write_text("a file where the folder should be, so that nothing can be kept")
+    _check_made(tmp_path / "not kept" / "mlflow.db")
+    cache.unlink()
+    _check_made(tmp_path / "kept" / "mlflow.db")
+    (store,) = cache.iterdir()
+    made = store.stat().st_mtime_ns
+    _check_made(tmp_path / "copied" / "mlflow.db")
+    assert store.stat().st_mtime_ns == made
+    store.write_bytes(store.read_bytes()[:200_000])
+    _check_made(tmp_path / "the copy was damaged" / "mlflow.db")
+    assert store.stat().st_size > 200_000
+
+
+def _check_made(database: Path) -> None:
+    database.parent.mkdir()
+    prepare(f"sqlite:///{database}")
+    (default,) = MlflowClient(f"sqlite:///{database}").search_experiments()
+    assert default.name == "Default"
+    assert default.artifact_location == str(database.parent / "mlruns" / "0")
