@@ -21,11 +21,13 @@ from study.errors import StudyError
 from study.tracking import records as names
 from study.tracking.address import with_driver
 from study.tracking.fetch import RunRow, fetch_runs
+from study.tracking.probe import refuse_foreign
 
 BATCH_METRICS = 800
 BATCH_OTHERS = 100
 TAG_LENGTH = 8000
 PARAM_LENGTH = 6000
+KIND_OF_EXPERIMENT = "mlflow.experimentKind"
 
 PERMANENT = {
     "INVALID_PARAMETER_VALUE",
@@ -63,13 +65,16 @@ class Home:
     Args:
         uri: Tracking URI (sqlite, PostgreSQL or a server).
         experiment: Name of the study's experiment; it holds this study alone.
+        study_id: The study's own; an experiment with another is not touched.
         artifact_root: Where a new experiment of a database store keeps artifacts; None leaves it
             to the server.
     """
 
-    def __init__(self, uri: str, *, experiment: str, artifact_root: Path | None) -> None:
+    def __init__(
+        self, uri: str, *, experiment: str, artifact_root: Path | None, study_id: str = ""
+    ) -> None:
         self._client = MlflowClient(tracking_uri=with_driver(uri))
-        self._experiment = experiment
+        self._experiment, self._study_id = experiment, study_id
         self._artifact_root = artifact_root
         self._experiment_id = ""
         self._runs: dict[Key, KnownRun] = {}
@@ -87,13 +92,16 @@ class Home:
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             root = self._artifact_root.absolute().as_uri() if self._artifact_root else None
-            experiment_id = self._client.create_experiment(self._experiment, artifact_location=root)
-        elif found.lifecycle_stage == "deleted":
-            raise StudyError(
-                f"The MLflow experiment {self._experiment!r} was deleted: restore it, or give the "
-                "study another name."
+            experiment_id = self._client.create_experiment(
+                self._experiment, artifact_location=root, tags=self._mark()
             )
         else:
+            refuse_foreign(
+                found.lifecycle_stage,
+                found.tags,
+                experiment=self._experiment,
+                study_id=self._study_id,
+            )
             experiment_id = found.experiment_id
         self._learn(experiment_id)
         self._experiment_id = experiment_id
@@ -106,10 +114,13 @@ class Home:
                 f"The MLflow experiment {self._experiment!r} holds the study {held!r}, not "
                 f"{study!r}: give this study another experiment name."
             )
-        self._client.set_experiment_tag(self._experiment_id, names.STUDY, study)
-        self._client.set_experiment_tag(
-            self._experiment_id, "mlflow.experimentKind", "custom_model_development"
-        )
+        # The id before the name: a study with a name and no id is one of an earlier version.
+        marks = {**self._mark(), names.STUDY: study, KIND_OF_EXPERIMENT: "custom_model_development"}
+        for key, value in marks.items():
+            self._client.set_experiment_tag(self._experiment_id, key, value)
+
+    def _mark(self) -> dict[str, str]:
+        return {names.STUDY_ID: self._study_id} if self._study_id else {}
 
     def known(self, key: Key) -> KnownRun:
         """The run of this key; RefusedError when there is none."""

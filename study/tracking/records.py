@@ -29,6 +29,7 @@ STATUS: Mapping[State, RunStatus] = {
 # Tags of the machinery carry a prefix; those people filter by (`tags.origin = "sobol"`) do not.
 KIND, STUDY, TRIAL, GROUP = "dml.kind", "dml.study", "dml.trial", "dml.group"
 OBJECTIVE = "dml.objective"
+STUDY_ID = "dml.study_id"
 PLAN_FILE = "plan.json"
 TEST_PREFIX = "test/"
 """Keeps test scores from being sorted among validation scores in MLflow's run table."""

@@ -34,6 +34,7 @@ class Settings:
         spool: Folder of the spool.
         experiment: The study's MLflow experiment.
         artifact_root: See `Home`.
+        study_id: See `Home`.
         interval: Seconds between two rounds; what arrives in between goes in one request.
         patience: Longest wait in seconds between two attempts at a server that is down.
     """
@@ -42,6 +43,7 @@ class Settings:
     spool: str
     experiment: str
     artifact_root: str | None
+    study_id: str = ""
     interval: float = 1.0
     patience: float = 15.0
 
@@ -146,7 +148,12 @@ def _replay(settings: Settings, consumer: Consumer) -> Callable[[list[dict[str, 
 
     prepare(settings.uri)
     root = Path(settings.artifact_root) if settings.artifact_root else None
-    home = Home(settings.uri, experiment=settings.experiment, artifact_root=root)
+    home = Home(
+        settings.uri,
+        experiment=settings.experiment,
+        artifact_root=root,
+        study_id=settings.study_id,
+    )
     return Replay(home, refuse=consumer.refuse).apply
 
 

@@ -47,6 +47,7 @@ class Tracker:
         artifact_root: Where a new experiment of a database store keeps its artifacts; None for
             `artifacts` beside the spool. A server decides itself.
         experiment: MLflow experiment of the study, normally the study's name.
+        study_id: See `Home`.
         interval: Seconds over which records are put together into one request.
         patience: Longest wait in seconds between two attempts at a server that is down.
 
@@ -61,6 +62,7 @@ class Tracker:
         spool: Path,
         artifact_root: Path | None,
         experiment: str,
+        study_id: str = "",
         interval: float = 1.0,
         patience: float = 15.0,
     ) -> None:
@@ -70,6 +72,7 @@ class Tracker:
             uri=uri,
             spool=str(spool.absolute()),
             experiment=experiment,
+            study_id=study_id,
             artifact_root=str(artifact_root.absolute()) if artifact_root else None,
             interval=interval,
             patience=patience,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from study.checks import describe_data, open_data
+from study.checks import check_tracking, describe_data, open_data
 from study.finishing import Refresher, publish
 from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
@@ -91,6 +91,8 @@ def run(
     with home.locked():
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
+        if problem := check_tracking(plan):
+            warned(f"{problem}; records wait in the study's spool")
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir())
         data = describe_data(plan, bench)
@@ -101,6 +103,7 @@ def run(
             spool=home.spool,
             artifact_root=home.artifact_root(plan),
             experiment=plan.name,
+            study_id=plan.study_id,
         ) as tracker:
             open_tracking(tracker, plan, data, ledger.samplers())
             tags = trial_tags(data)
