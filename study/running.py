@@ -90,6 +90,12 @@ def _execute(
         display.show(summary.progress, {})
     if not summary.tracked:
         print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
+    if summary.refused:
+        print(
+            f"MLflow refused {summary.refused} record(s) for good; see "
+            f"{home.spool / 'refused.jsonl'}",
+            file=sys.stderr,
+        )
     if summary.warnings:
         path = home.directory / "warnings.txt"
         print(f"{summary.warnings} warning(s); see {path}", file=sys.stderr)
@@ -101,7 +107,7 @@ def _execute(
     failed = sum(p.failed for p in summary.progress)
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or summary.refused else 0
 
 
 def _end_with_ray(name: str, process: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import DataError, IntegrityError
 
 from study.errors import StudyError
 from study.tracking import records as names
@@ -31,7 +32,6 @@ KIND_OF_EXPERIMENT = "mlflow.experimentKind"
 
 PERMANENT = {
     "INVALID_PARAMETER_VALUE",
-    "BAD_REQUEST",
     "RESOURCE_DOES_NOT_EXIST",
     "RESOURCE_ALREADY_EXISTS",
     "MALFORMED_REQUEST",
@@ -255,7 +255,14 @@ def key_of(tags: Mapping[str, str]) -> Key | None:
 
 
 def is_permanent(error: MlflowException) -> bool:
-    """Whether repeating the request is useless."""
+    """Whether repeating the request is useless.
+
+    MLflow answers BAD_REQUEST to whatever a database says but that it is not there: of that, only
+    what the database has against the values themselves is for good. A database that is read-only
+    for a while, or full, will take them later. Both ways to a database quote SQLAlchemy's code.
+    """
+    if error.error_code == "BAD_REQUEST":
+        return any(f"/{code})" in str(error) for code in (DataError.code, IntegrityError.code))
     return error.error_code in PERMANENT
 
 

@@ -48,6 +48,7 @@ class RunSummary:
         seconds: Wall-clock time of this run.
         tracked: Whether everything reached MLflow (else it waits in the spool).
         warnings: How many lines were added to the study's warnings.txt.
+        refused: How many records MLflow refused for good, in this run.
     """
 
     finished: bool
@@ -55,6 +56,7 @@ class RunSummary:
     seconds: float
     tracked: bool
     warnings: int = 0
+    refused: int = 0
 
 
 def run(
@@ -105,6 +107,7 @@ def run(
             experiment=plan.name,
             study_id=plan.study_id,
         ) as tracker:
+            refused_before = tracker.status().refused
             open_tracking(tracker, plan, data, ledger.samplers())
             tags = trial_tags(data)
             tell_again(tracker, plan, home.directory, tags)
@@ -131,8 +134,9 @@ def run(
                 publish(home, plan, tracker, bench, ledger, say)
             tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
+            refused = tracker.status().refused - refused_before
         seconds = time.monotonic() - started
-        return RunSummary(finished, ledger.progress(), seconds, tracked, warned.count)
+        return RunSummary(finished, ledger.progress(), seconds, tracked, warned.count, refused)
 
 
 def _open_desk(

@@ -15,8 +15,12 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ErrorCode
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from study.errors import StudyError
+from study.tracking.home import is_permanent
 from study.tracking.local import default_uri
 from study.tracking.reader import read_table
 from study.tracking.writer import Tracker
@@ -287,6 +291,18 @@ def test_an_experiment_of_another_study_is_not_touched(
         time.sleep(0.05)
     assert not other.flush(0.0)
     assert "holds the study 'groceries'" in other.status().error
+
+
+@pytest.mark.parametrize(
+    ("reason", "permanent"), [(IntegrityError, True), (DataError, True), (InternalError, False)]
+)
+def test_a_database_is_asked_again_unless_the_values_are_wrong(
+    reason: type[DBAPIError], permanent: bool
+) -> None:
+    error = MlflowException(
+        str(reason("INSERT", {}, Exception("no"))), error_code=ErrorCode.Value("BAD_REQUEST")
+    )
+    assert is_permanent(error) == permanent
 
 
 def test_a_shipper_that_was_killed_is_replaced(
