@@ -130,9 +130,11 @@ def run(
                     show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
-            if finished and report:
-                publish(home, plan, tracker, bench, ledger, say)
-            tracker.end_study(state="FINISHED" if finished else "KILLED")
+            try:
+                if finished and report:
+                    publish(home, plan, tracker, bench, ledger, say, warned)
+            finally:
+                tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
             refused = tracker.status().refused - refused_before
         seconds = time.monotonic() - started
