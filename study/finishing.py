@@ -85,7 +85,7 @@ def keep_winner(
     winner: str,
     warn: Callable[[str], None],
 ) -> None:
-    """Register the network of the confirmed winner: the loss and the point that the report names."""
+    """Register the network of the confirmed winner: the loss and point that the report names."""
     from study.tracking.model import log_model
 
     row = winning_trial(table, winner, seed=confirm_seed(plan, 0))

@@ -151,6 +151,8 @@ def _plan(client: MlflowClient, experiment_id: str) -> dict[str, Any]:
     runs = fetch_runs(client, experiment_id, {names.KIND: "study"})
     if not runs:
         raise StudyError("The study's parent run is missing from the tracking store.")
+    if (known := names.plan_of(runs[0].tags)) is not None:
+        return known
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = client.download_artifacts(runs[0].run_id, names.PLAN_FILE, folder)

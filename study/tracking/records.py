@@ -5,10 +5,13 @@ Nothing here imports MLflow: the driver builds records, another process ships th
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
@@ -31,6 +34,7 @@ KIND, STUDY, TRIAL, GROUP = "dml.kind", "dml.study", "dml.trial", "dml.group"
 OBJECTIVE = "dml.objective"
 STUDY_ID = "dml.study_id"
 PLAN_FILE = "plan.json"
+_PLAN_TAG, _PLAN_PART = "mlflow.dml.plan.", 4500
 TEST_PREFIX = "test/"
 """Keeps test scores from being sorted among validation scores in MLflow's run table."""
 
@@ -85,6 +89,31 @@ class TrialRecord:
         if self.origin == "sweep":
             return f"sweep {self.swept}" + (f" around {self.anchor}" if self.anchor else "")
         return "confirm" if self.origin == "confirm" else ""
+
+
+def plan_tags(plan: Mapping[str, Any]) -> dict[str, str]:
+    """A study's plan as tags: whoever reaches the database has it, wherever its artifacts are.
+
+    MLflow's UI shows no tags of its own prefix, and keeps a few thousand letters of each.
+    """
+    text = json.dumps(plan, ensure_ascii=False).encode()
+    packed = base64.b85encode(zlib.compress(text, 9)).decode()
+    parts = [packed[i : i + _PLAN_PART] for i in range(0, len(packed), _PLAN_PART)]
+    return {
+        f"{_PLAN_TAG}{i}": f"{len(parts)} {part}" if i == 0 else part
+        for i, part in enumerate(parts)
+    }
+
+
+def plan_of(tags: Mapping[str, str]) -> dict[str, Any] | None:
+    """The inverse of `plan_tags`; None where they are missing, as in stores of earlier versions."""
+    count, _, first = tags.get(f"{_PLAN_TAG}0", "0").partition(" ")
+    if not first:
+        return None
+    rest = [tags.get(f"{_PLAN_TAG}{i}", "") for i in range(1, int(count))]
+    plan = json.loads(zlib.decompress(base64.b85decode("".join([first, *rest]))))
+    assert isinstance(plan, dict)
+    return plan
 
 
 def encode(value: Value) -> str:

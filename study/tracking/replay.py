@@ -202,7 +202,9 @@ class Replay:
         self._objective = str(plan.get("protocol", {}).get("objective", ""))
         tags = {names.KIND: "study", names.STUDY: record["name"], **self._common}
         study = self._home.create(STUDY_KEY, name=record["name"], tags=tags, start=record["at"])
-        self._home.write(study, params=record["params"], tags={NOTE: record["note"]})
+        self._home.write(
+            study, params=record["params"], tags={NOTE: record["note"], **names.plan_tags(plan)}
+        )
         self._home.log_text(study, json.dumps(plan, ensure_ascii=False, indent=1), names.PLAN_FILE)
         if record["dataset"]:
             self._home.log_dataset(study, record["dataset"])

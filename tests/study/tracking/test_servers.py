@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -237,6 +238,8 @@ def test_postgresql_holds_the_same_study(
     assert again.close(60.0)
     assert again.status().refused == 0
     assert "circle-0020" in set(read_table(postgres, "groceries").trials["trial"])
+    shutil.rmtree(root)  # as seen from another machine
+    assert read_table(postgres, "groceries").spaces == here.spaces
     client = MlflowClient(with_driver(postgres))
     experiment = client.get_experiment_by_name("groceries")
     runs = client.search_runs([experiment.experiment_id], max_results=500)
