@@ -89,7 +89,11 @@ def _execute(
         )
         display.show(summary.progress, {})
     if not summary.tracked:
-        print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
+        print(
+            f"not everything reached MLflow ({summary.tracking_error or 'slow'}); it waits in the "
+            f"study's spool. Send it with: study resume {home.name}",
+            file=sys.stderr,
+        )
     if summary.refused:
         print(
             f"MLflow refused {summary.refused} record(s) for good; see "
@@ -107,7 +111,7 @@ def _execute(
     failed = sum(p.failed for p in summary.progress)
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
-    return 1 if failed or summary.refused else 0
+    return 1 if failed or summary.refused or not summary.tracked else 0
 
 
 def _end_with_ray(name: str, process: str) -> None:

@@ -48,6 +48,7 @@ class Replay:
         self._refuse = refuse
         self._trials: dict[str, _Trial] = {}
         self._objective = ""
+        self._unstored: dict[tuple[Any, ...], tuple[Callable[[], None], str]] = {}
         self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
         self._common["mlflow.source.type"] = "LOCAL"
 
@@ -71,6 +72,40 @@ class Replay:
             action = getattr(self, f"_do_{op}", None)
             refused += self._guarded(action, record) if action else 1
         return refused + self._flush()
+
+    @property
+    def unstored(self) -> int:
+        """Files that could not be stored yet."""
+        return len(self._unstored)
+
+    @property
+    def problem(self) -> str:
+        """Why the first of them could not be."""
+        return next((reason for _, reason in self._unstored.values()), "")
+
+    def retry(self) -> int:
+        """Try once more to store those files; gives how many the store refused for good."""
+        waiting = {name: store for name, (store, _) in self._unstored.items()}
+        return sum(
+            self._guarded(partial(self._again, name, store), {"file": list(name)})
+            for name, store in waiting.items()
+        )
+
+    def _again(self, name: tuple[Any, ...], store: Callable[[], None], _: Record) -> None:
+        self._store(name, store)
+
+    def _store(self, name: tuple[Any, ...], store: Callable[[], None]) -> None:
+        """Store a file; one that cannot be now waits for `retry` and holds up nothing else."""
+        self._unstored.pop(name, None)
+        try:
+            store()
+        except RefusedError:
+            raise
+        except Exception as error:  # of whatever keeps artifacts: disks, S3, servers
+            if isinstance(error, MlflowException) and is_permanent(error):
+                raise
+            reason = f"{type(error).__name__}: {str(error).strip()}"
+            self._unstored[name] = (store, f"a file cannot be stored: {reason}")
 
     def _collect(self, record: Record) -> None:
         trial = self._trials.setdefault(record["trial"], _Trial())
@@ -205,7 +240,8 @@ class Replay:
         self._home.write(
             study, params=record["params"], tags={NOTE: record["note"], **names.plan_tags(plan)}
         )
-        self._home.log_text(study, json.dumps(plan, ensure_ascii=False, indent=1), names.PLAN_FILE)
+        text = json.dumps(plan, ensure_ascii=False, indent=1)
+        self._store(("plan",), partial(self._home.log_text, study, text, names.PLAN_FILE))
         if record["dataset"]:
             self._home.log_dataset(study, record["dataset"])
         for loss in record["losses"]:
@@ -225,7 +261,8 @@ class Replay:
 
     def _do_artifact(self, record: Record) -> None:
         run = self._home.known(self._target(record["to"]))
-        self._home.log_file(run, Path(record["path"]), record["folder"])
+        file = partial(self._home.log_file, run, Path(record["path"]), record["folder"])
+        self._store(_file(record), file)
 
     def _target(self, to: str) -> tuple[str, ...]:
         if to == "study":

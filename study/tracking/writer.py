@@ -27,7 +27,15 @@ from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
-from study.tracking.wording import describe_trial, loss_note, units_of
+from study.tracking.wording import (
+    Ending,
+    dataset_of,
+    describe_end,
+    describe_trial,
+    is_plain,
+    loss_note,
+    units_of,
+)
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 10.0
@@ -116,8 +124,8 @@ class Tracker:
             plan=plan,
             losses=list(losses),
             note=note,
-            params={k: encode(v) for k, v in protocol.items() if _is_plain(v)},
-            dataset=_dataset(plan),
+            params={k: encode(v) for k, v in protocol.items() if is_plain(v)},
+            dataset=dataset_of(plan),
             loss_notes={loss: loss_note(space) for loss, space in self._spaces.items()},
         )
 
@@ -156,7 +164,7 @@ class Tracker:
             for epoch, values in sorted(curve.items())
         }
         score = curve[max(curve)].get(self._objective) if curve else None
-        ending = self._ending(record, score, state, error, host, seconds)
+        ending = self._ending(record, score, Ending(state, error, host, seconds))
         self._append("settle", timestamp, curve=known, **(ending | self._described(record)))
 
     def epoch(
@@ -191,7 +199,7 @@ class Tracker:
             timestamp: When it ended.
         """
         record, score = self._open.pop(trial, (None, None))
-        ending = self._ending(record, score, state, error, host, seconds)
+        ending = self._ending(record, score, Ending(state, error, host, seconds))
         self._append("end", timestamp, trial=trial, **ending)
 
     def baseline(self, split: Split, metrics: Mapping[str, float]) -> None:
@@ -220,14 +228,19 @@ class Tracker:
     def flush(self, timeout: float) -> bool:
         """Wait until the store has everything; False when it has not after `timeout` seconds.
 
-        False too when records were lost because neither disk nor memory had room for them.
+        False too when records were lost because neither disk nor memory had room for them. Files
+        that cannot be stored are not waited for: `close` does that.
         """
+        return self._wait(timeout, files=False)
+
+    def _wait(self, timeout: float, *, files: bool) -> bool:
         end = time.monotonic() + timeout
         self._revive_shipper()
         asked = 0.0
         while True:
-            target = self._spool.end()
-            if not self._spool.held and self.status().acknowledged >= target:
+            target, status = self._spool.end(), self.status()
+            shipped = not self._spool.held and status.acknowledged >= target
+            if shipped and not (files and status.unstored):
                 return not self._spool.dropped
             now = time.monotonic()
             if now >= end:
@@ -246,7 +259,7 @@ class Tracker:
         """Ship what is left, at most so long; what remains is shipped next time (then False)."""
         if self._shipper is None:
             return True
-        done = self.flush(timeout)
+        done = self._wait(timeout, files=True)
         shipper, self._shipper = self._shipper, None
         with contextlib.suppress(OSError):
             assert shipper.stdin is not None
@@ -279,26 +292,8 @@ class Tracker:
             self._units[record.loss] = units_of(record.loss, space)
         return describe_trial(record, space, self._units[record.loss])
 
-    def _ending(
-        self,
-        record: TrialRecord | None,
-        score: float | None,
-        state: State,
-        error: str,
-        host: str,
-        seconds: float | None,
-    ) -> dict[str, Any]:
-        """How a trial ended, and its score if its loss may boast of it."""
-        last = (error.strip().splitlines() or [""])[-1]
-        last = redact_all(last, self._secrets)  # whole, before it is cut
-        words = {"state": state, "error": last[:500], "host": host}
-        if seconds is not None:
-            words["seconds"] = encode(float(seconds))
-        fields: dict[str, Any] = {"state": state, "words": words}
-        if record is not None and state == "finished" and record.split == "validation":
-            fields |= {"best": score, "loss": record.loss, "number": record.number}
-            fields["objective"] = self._objective
-        return fields
+    def _ending(self, record: TrialRecord | None, score: float | None, end: Ending) -> Any:
+        return describe_end(record, score, end, objective=self._objective, secrets=self._secrets)
 
     def _append(self, op: str, moment: float, **fields: Any) -> None:
         for name in _FREE_WORDS & fields.keys():
@@ -343,12 +338,3 @@ class Tracker:
             with contextlib.suppress(OSError, ValueError):
                 self._shipper.stdin.write(b"!")
                 self._shipper.stdin.flush()
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | int | float | str)
-
-
-def _dataset(plan: Mapping[str, Any]) -> dict[str, Any]:
-    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
-    return {"name": info} if isinstance(info, str) else dict(info)

@@ -15,6 +15,7 @@ from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress, Split
 from study.plan import Plan
 from study.tracking.local import relocate
+from study.tracking.watch import Watch
 from study.tracking.writer import Tracker
 from study.tuning.describing import open_tracking, trial_tags
 from study.tuning.desk import Desk, Listener
@@ -46,7 +47,8 @@ class RunSummary:
         finished: Whether everything planned was run.
         progress: How far each loss is.
         seconds: Wall-clock time of this run.
-        tracked: Whether everything reached MLflow (else it waits in the spool).
+        tracked: Whether everything reached MLflow (else it waits in the spool), and
+        tracking_error: why not.
         warnings: How many lines were added to the study's warnings.txt.
         refused: How many records MLflow refused for good, in this run.
     """
@@ -57,6 +59,7 @@ class RunSummary:
     tracked: bool
     warnings: int = 0
     refused: int = 0
+    tracking_error: str = ""
 
 
 def run(
@@ -126,7 +129,8 @@ def run(
                     Refresher(home, plan, tracker, seconds=pause) as refresher,
                     growth(plan.name, resources) as grown,
                 ):
-                    show = _shower(desk, tick, refresher, grown, Patience(resources, warned))
+                    lasting = Patience(resources, warned), Watch(tracker.status, warned)
+                    show = _shower(desk, tick, refresher, grown, lasting)
                     show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
@@ -136,9 +140,17 @@ def run(
             finally:
                 tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
-            refused = tracker.status().refused - refused_before
+            told = tracker.status()
         seconds = time.monotonic() - started
-        return RunSummary(finished, ledger.progress(), seconds, tracked, warned.count, refused)
+        return RunSummary(
+            finished=finished,
+            progress=ledger.progress(),
+            seconds=seconds,
+            tracked=tracked,
+            warnings=warned.count,
+            refused=told.refused - refused_before,
+            tracking_error=told.error,
+        )
 
 
 def _open_desk(
@@ -158,7 +170,11 @@ def _open_desk(
 
 
 def _shower(
-    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth, patience: Patience
+    desk: Desk,
+    tick: Tick | None,
+    refresher: Refresher,
+    grown: Growth,
+    lasting: tuple[Patience, Watch],
 ) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
@@ -166,7 +182,8 @@ def _shower(
         progress = desk.progress()
         refresher.tick(progress)
         grown.update(sum(p.planned - p.ended for p in progress))
-        patience.update()
+        for trouble in lasting:
+            trouble.update()
         if tick is not None:
             tick(progress, desk.running())
 

@@ -12,11 +12,14 @@ from mlflow import MlflowClient
 
 from study.errors import StudyError
 from study.plan import load_plan
-from study.running import begin
+from study.reporting import Store, partial_text
+from study.running import begin, execute
 from study.tracking.local import default_uri
 from study.tracking.probe import check_store
 from study.tracking.reader import read_table
-from study.tuning.run import run
+from study.tracking.spool import Status
+from study.tracking.watch import Watch
+from study.tuning.run import RunSummary, run
 from tests.study.driven import start
 
 
@@ -85,3 +88,57 @@ def test_a_study_of_an_earlier_version_goes_on_without_an_id(study_dir: Path) ->
     assert check_store(uri, experiment="old", study_id="") == ""
     with pytest.raises(StudyError, match="another study"):
         check_store(uri, experiment="old", study_id="new")
+
+
+def test_a_store_that_is_down_is_told_and_a_wrong_one_refused() -> None:
+    for uri in ("http://ada:s3cret@127.0.0.1:9", "postgresql://ada:s3cret@127.0.0.1:9/x"):
+        problem = check_store(uri, experiment="s")
+        assert "does not answer" in problem
+        assert "s3cret" not in problem
+    with pytest.raises(StudyError, match=r"mysql://ada:\*\*\*@db/x cannot be opened: .*MySQLdb"):
+        check_store("mysql://ada:s3cret@db/x")
+
+
+def test_a_store_that_stays_away_is_said_once() -> None:
+    said: list[str] = []
+    now, status = 0.0, Status(error="no route")
+    watch = Watch(lambda: status, said.append, clock=lambda: now)
+    for second in range(60):
+        now = float(second)
+        watch.update()
+    assert said == ["MLflow's store: no route; trials go on, and what it lacks waits on disk"]
+    status = Status()
+    for second in range(60, 70):
+        now = float(second)
+        watch.update()
+    status = Status(error="again")
+    for second in range(70, 120):
+        now = float(second)
+        watch.update()
+    assert len(said) == 2
+
+
+def test_a_report_says_what_its_store_lacks(tmp_path: Path, open_tracker: Any, story: Any) -> None:
+    store = Store("groceries", "http://127.0.0.1:9", tmp_path / "report", tmp_path / "spool")
+    assert partial_text(store) == ""
+    tracker = open_tracker(tmp_path, "http://127.0.0.1:9")
+    story.open(tracker)
+    assert not tracker.close(0.5)
+    assert "lacks records" in partial_text(store)
+    assert "study resume groceries" in partial_text(store)
+
+
+def test_a_study_whose_records_wait_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = start(tmp_path)
+    plan = load_plan(home.directory)
+    summary = RunSummary(True, [], 1.0, tracked=False, tracking_error="no route")
+    monkeypatch.setattr("study.tuning.run.run", lambda *_, **__: summary)
+    assert execute(home, plan) == 1
+    assert "(no route)" in (said := capsys.readouterr().err)
+    assert "study resume small" in said
+    summary = RunSummary(True, [], 1.0, tracked=True, refused=3)
+    monkeypatch.setattr("study.reporting.show_results", lambda *_: None)
+    assert execute(home, plan) == 1
+    assert "refused 3 record(s)" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from mlflow import MlflowClient
 
 from study.errors import StudyError
 from study.tracking.address import with_driver
+from study.tracking.probe import check_store
 from study.tracking.reader import read_table
 from study.tracking.server import free_port, serve
 
@@ -210,7 +211,13 @@ def test_token_and_certificate_pass_through(
     story.trial(tracker, story.record("circle", 1))
     assert tracker.close(60.0)
     assert read_table(address, "guarded").trials["trial"].tolist() == ["circle-0001"]
+    assert check_store(address) == ""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "another-word")
+    with pytest.raises(StudyError, match="refuses"):
+        check_store(address)
     monkeypatch.delenv("MLFLOW_TRACKING_SERVER_CERT_PATH")
+    with pytest.raises(StudyError, match="refuses"):
+        check_store(address)
     with pytest.raises(StudyError, match="does not answer"):
         read_table(address, "guarded")
 

@@ -23,6 +23,7 @@ from study.errors import StudyError
 from study.tracking.home import is_permanent
 from study.tracking.local import default_uri
 from study.tracking.reader import read_table
+from study.tracking.spool import is_waiting
 from study.tracking.writer import Tracker
 
 
@@ -222,6 +223,31 @@ def test_files_reach_study_loss_and_trial(
     ]
     trial = next(run for name, run in runs.items() if name.startswith("circle-0001"))
     assert [f.path for f in client.list_artifacts(trial.info.run_id)] == ["report.html"]
+
+
+def test_a_file_that_cannot_be_stored_holds_up_nothing_else(
+    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+) -> None:
+    page, artifacts = tmp_path / "report.html", study_dir / "artifacts"
+    page.write_text("<p>new</p>", encoding="utf-8")
+    artifacts.write_text("a file where the folder should be", encoding="utf-8")
+    tracker = open_tracker(study_dir, patience=0.2)
+    story.open(tracker)
+    tracker.artifact(page, to="study", folder="report")
+    story.trial(tracker, story.record("circle", 1))
+    assert tracker.flush(60.0)
+    status = tracker.status()
+    assert (status.unstored, status.refused) == (2, 0)  # the plan's own file, too
+    assert "a file cannot be stored" in status.error
+    trials = read_table(default_uri(study_dir), "groceries").trials
+    assert trials["state"].tolist() == ["finished"]
+    assert is_waiting(study_dir / "spool")
+    artifacts.unlink()
+    assert tracker.close(60.0)
+    assert (tracker.status().unstored, tracker.status().error) == (0, "")
+    assert not is_waiting(study_dir / "spool")
+    assert [path.read_text() for path in artifacts.rglob("report.html")] == ["<p>new</p>"]
+    assert list(artifacts.rglob("plan.json"))
 
 
 def test_more_settings_and_metrics_than_one_request_takes(
