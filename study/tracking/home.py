@@ -183,11 +183,14 @@ class Home:
     def log_best(
         self, run: KnownRun, *, key: str, value: float, number: int, moment: float
     ) -> None:
-        """Log the best score so far, with the trial's number as step; told again, it is not."""
+        """Log the best score so far, with the trial's number as step; told again, it is not.
+
+        A trial that ends after later ones, and is better, takes the next step: one value each.
+        """
         before, step = run.best.get(key, (-float("inf"), -1))
         if value <= before and number <= step:
             return
-        value, step = max(value, before), max(step, number)
+        value, step = max(value, before), number if number > step else step + 1
         self._client.log_batch(run.run_id, metrics=[Metric(key, value, _millis(moment), step)])
         run.best[key] = (value, step)
 

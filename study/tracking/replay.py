@@ -202,7 +202,7 @@ class Replay:
     def _best(self, record: Record) -> None:
         """Best scores so far, on the loss and on the study: what their charts show."""
         loss, objective = record["loss"], record["objective"]
-        for key, name in ((("loss", loss), objective), (STUDY_KEY, _best_key(loss))):
+        for key, name in ((("loss", loss), _best_key(objective)), (STUDY_KEY, _best_key(loss))):
             self._home.log_best(
                 self._home.known(key),
                 key=name,
@@ -278,9 +278,12 @@ class Replay:
             self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
 
 
-def _best_key(loss: str) -> str:
-    """The study's metric for a loss; the slash makes one section of charts of them."""
-    return "best/" + re.sub(r"[^\w.\-: ]", " ", loss)  # MLflow refuses `proxy_anchor+synthesis`
+def _best_key(name: str) -> str:
+    """The best so far of a metric or loss: not the metric itself, whose steps are epochs.
+
+    The slash makes one section of charts of them.
+    """
+    return "best/" + re.sub(r"[^\w.\-: ]", " ", name)  # MLflow refuses `proxy_anchor+synthesis`
 
 
 def _file(record: Record) -> tuple[Any, ...]:

@@ -171,7 +171,8 @@ def _reason(error: Exception) -> str:
 
 
 def _short(text: str) -> str:
-    return redact((text.splitlines() or [""])[0])[:500]
+    """One line for people, without the statement that a database quotes."""
+    return redact(" ".join(text.split("[SQL:")[0].split()))[:500]
 
 
 if __name__ == "__main__":
