@@ -180,14 +180,16 @@ def metric_name(key: str) -> str:
 
 
 def run_name(record: TrialRecord, space: Space | None) -> str:
-    """A short name for MLflow's run list: `proxy_anchor-0017 α=41 δ=0.12`."""
+    """A short name for MLflow's run list, easy to type: `proxy_anchor-017 alpha=41 delta=0.12`."""
     shown = space.scientific if space is not None else {}
     if record.swept and space is not None and record.swept in space.searched:
         shown = {record.swept: space.searched[record.swept]}
     words = [
-        _shown(knob, record.knobs[name]) for name, knob in shown.items() if name in record.knobs
+        f"{name}={_shown(knob, record.knobs[name])}"
+        for name, knob in shown.items()
+        if name in record.knobs
     ]
-    return " ".join([record.trial, *words])
+    return " ".join([re.sub(r"-0(\d{3})$", r"-\1", record.trial), *words])
 
 
 def _shown(knob: Knob, value: Value) -> str:
@@ -198,4 +200,4 @@ def _shown(knob: Knob, value: Value) -> str:
     else:
         text = f"{value:.3g}"
     unit = knob.unit.strip()
-    return f"{knob.symbol}={text}" + (f" {unit}" if len(unit) > 3 else unit)
+    return text + (f" {unit}" if len(unit) > 3 else unit)

@@ -53,9 +53,9 @@ def test_the_tree_is_study_loss_trial(runs: dict[str, Run]) -> None:
     assert tree["groceries"] == []
     assert tree["untrained"] == ["groceries"]
     assert tree["circle"] == ["circle", "groceries"] or "circle" in runs
-    assert tree["circle-0001"] == ["circle", "groceries"]
-    assert tree["circle-0007"] == ["circle sweep alpha around published", "circle", "groceries"]
-    assert tree["proxy_anchor-0008"] == ["proxy_anchor confirm", "proxy_anchor", "groceries"]
+    assert tree["circle-001"] == ["circle", "groceries"]
+    assert tree["circle-007"] == ["circle sweep alpha around published", "circle", "groceries"]
+    assert tree["proxy_anchor-008"] == ["proxy_anchor confirm", "proxy_anchor", "groceries"]
     assert len(runs) == 1 + 1 + 2 * (1 + 2 + 9)
 
 
@@ -64,17 +64,17 @@ def test_statuses_tell_how_a_trial_ended(runs: dict[str, Run]) -> None:
         name.split(" ")[0]: (run.info.status, run.data.tags.get("state"))
         for name, run in runs.items()
     }
-    assert ended["circle-0001"] == ("FINISHED", "finished")
-    assert ended["circle-0002"] == ("KILLED", "stopped")
-    assert ended["circle-0003"] == ("FAILED", "diverged")
-    assert ended["circle-0004"] == ("FAILED", "failed")
+    assert ended["circle-001"] == ("FINISHED", "finished")
+    assert ended["circle-002"] == ("KILLED", "stopped")
+    assert ended["circle-003"] == ("FAILED", "diverged")
+    assert ended["circle-004"] == ("FAILED", "failed")
     assert {run.info.status for run in runs.values() if run.data.tags["dml.kind"] != "trial"} == {
         "FINISHED"
     }
 
 
 def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run]) -> None:
-    run = runs["proxy_anchor-0001 α=28 δ=0.1"]
+    run = runs["proxy_anchor-001 alpha=28 delta=0.1"]
     ours = {k: v for k, v in run.data.tags.items() if not k.startswith(("mlflow.", "dml."))}
     assert set(ours) == {
         *("loss", "number", "origin", "seed", "split", "point", "state", "host"),
@@ -92,14 +92,14 @@ def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run
     assert set(run.data.metrics) == {
         *("map_at_r", "recall_at_1", "loss", "seconds", "system/memory_mib")
     }
-    circle = next(run for name, run in runs.items() if name.startswith("circle-0001"))
+    circle = next(run for name, run in runs.items() if name.startswith("circle-001"))
     assert circle.data.params["m in rad"] == "0.1"
     assert {metric.step for metric in run.data._metric_objs} == {3}
     assert (run.info.start_time, run.info.end_time) == (1_800_000_001_000, 1_800_000_010_000)
 
 
 def test_test_scores_never_mix_with_validation_scores(runs: dict[str, Run]) -> None:
-    confirm = next(run for name, run in runs.items() if name.startswith("circle-0008"))
+    confirm = next(run for name, run in runs.items() if name.startswith("circle-008"))
     assert set(confirm.data.metrics) == {
         *("test/map_at_r", "test/recall_at_1", "test/loss", "test/seconds"),
         "system/memory_mib",
@@ -107,7 +107,7 @@ def test_test_scores_never_mix_with_validation_scores(runs: dict[str, Run]) -> N
 
 
 def test_a_failed_trial_says_why(runs: dict[str, Run]) -> None:
-    failed = next(run for name, run in runs.items() if name.startswith("circle-0004"))
+    failed = next(run for name, run in runs.items() if name.startswith("circle-004"))
     assert failed.data.tags["error"] == "RuntimeError: out of memory"
 
 
@@ -172,7 +172,7 @@ def test_a_resumed_trial_goes_on_in_its_run(
         again.epoch(record.trial, epoch, {"map_at_r": 0.5}, timestamp=1.9e9 + epoch)
     again.trial_ended(record.trial, state="finished", timestamp=1.9e9 + 9)
     assert again.close(60.0)
-    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-001"))
     history = MlflowClient(default_uri(study_dir)).get_metric_history(run.info.run_id, "map_at_r")
     assert {metric.step: metric.value for metric in history} == {1: 0.1, 2: 0.2, 3: 0.5}
     assert run.info.status == "FINISHED"
@@ -204,7 +204,7 @@ def test_two_runs_of_one_trial_are_healed(
     story.trial(first, story.record("circle", 1))
     assert first.close(60.0)
     client = MlflowClient(default_uri(study_dir))
-    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-001"))
     # As a lost answer would: the same trial, made twice.
     client.create_run(run.info.experiment_id, tags=dict(run.data.tags))
     assert doubles(study_dir / "mlflow.db")
@@ -240,7 +240,7 @@ def test_files_reach_study_loss_and_trial(
     assert [f.path for f in client.list_artifacts(runs["circle"].info.run_id, "response")] == [
         "response/alpha.png"
     ]
-    trial = next(run for name, run in runs.items() if name.startswith("circle-0001"))
+    trial = next(run for name, run in runs.items() if name.startswith("circle-001"))
     assert [f.path for f in client.list_artifacts(trial.info.run_id)] == ["report.html"]
 
 
@@ -283,7 +283,7 @@ def test_more_settings_and_metrics_than_one_request_takes(
         tracker.epoch(record.trial, epoch, values, timestamp=1.8e9 + epoch)
     assert tracker.flush(60.0)
     assert tracker.status().refused == 0
-    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-001"))
     assert len(run.data.params) == 255
     with sqlite3.connect(study_dir / "mlflow.db") as connection:
         count = connection.execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
@@ -361,7 +361,7 @@ def test_a_shipper_that_was_killed_is_replaced(
     tracker._shipper.wait()
     story.trial(tracker, story.record("circle", 1))
     assert tracker.flush(60.0)
-    assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
+    assert any(name.startswith("circle-001") for name in _runs(default_uri(study_dir)))
 
 
 def _full(file: int, data: bytes) -> int:
@@ -383,7 +383,7 @@ def test_a_full_disk_is_said_once_and_kills_nothing(
         story.trial(tracker, story.record("circle", 1))
     assert [record.message.count("No space left") for record in caplog.records] == [1]
     assert tracker.flush(60.0)
-    assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
+    assert any(name.startswith("circle-001") for name in _runs(default_uri(study_dir)))
 
 
 def test_records_lost_on_a_full_disk_are_said(
