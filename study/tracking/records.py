@@ -38,6 +38,9 @@ _PLAN_TAG, _PLAN_PART = "mlflow.dml.plan.", 4500
 TEST_PREFIX = "test/"
 """Keeps test scores from being sorted among validation scores in MLflow's run table."""
 
+TRAINING = re.compile(r"loss|seconds|images_per_second|lr_\w+")
+"""Metrics of training itself, which never sees the classes that a trial is scored on."""
+
 SYSTEM_PREFIX = "system/"
 """What MLflow's UI shows on a page of its own, apart from the scores."""
 SYSTEM = frozenset({"memory_mib", "node_memory_percent", "gpu_memory_mib", "gpu_use_percent"})
@@ -166,11 +169,13 @@ def param_key(name: str, unit: str) -> str:
 def metric_key(name: str, split: Split) -> str:
     """The name of a metric in MLflow.
 
-    >>> metric_key("map_at_r", "test"), metric_key("memory_mib", "test")
-    ('test/map_at_r', 'system/memory_mib')
+    >>> metric_key("map_at_r", "test"), metric_key("memory_mib", "test"), metric_key("loss", "test")
+    ('test/map_at_r', 'system/memory_mib', 'loss')
     """
     if name in SYSTEM:
         return SYSTEM_PREFIX + name
+    if TRAINING.fullmatch(name):
+        return name
     return TEST_PREFIX + name if split == "test" else name
 
 

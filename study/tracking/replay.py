@@ -33,6 +33,7 @@ class _Trial:
     start: Record | None = None
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
     end: Record | None = None
+    host: str = ""
 
 
 class Replay:
@@ -115,6 +116,7 @@ class Replay:
             trial.start = record
         elif record["op"] == "epoch":
             trial.epochs.append((record["epoch"], record["at"], record["metrics"]))
+            trial.host = record.get("host", trial.host)
 
     def _flush(self) -> int:
         trials, self._trials = self._trials, {}
@@ -143,7 +145,7 @@ class Replay:
             run = self._start(trial.start)
         else:
             run = self._home.known(("trial", name))
-        tags = trial.end["words"] if trial.end else {}
+        tags = {"host": trial.host} | (trial.end["words"] if trial.end else {})
         self._home.write(run, params=params, tags=tags, epochs=trial.epochs)
         if trial.end is not None:
             self._end(run, trial.end)

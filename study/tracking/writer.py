@@ -21,21 +21,13 @@ from typing import Any, Literal
 from search_spaces.space import Space
 from study.errors import StudyError
 from study.table import State
+from study.tracking import wording
 from study.tracking.address import is_database
 from study.tracking.local import ARTIFACTS
 from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
-from study.tracking.wording import (
-    Ending,
-    dataset_of,
-    describe_end,
-    describe_trial,
-    is_plain,
-    loss_note,
-    units_of,
-)
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 10.0
@@ -96,6 +88,7 @@ class Tracker:
         self._units: dict[str, dict[str, str]] = {}
         self._objective = ""
         self._open: dict[str, tuple[TrialRecord, float | None]] = {}
+        self._hosts: dict[str, str] = {}
         self._said, self._said_lost = "", False
         self._shipper: subprocess.Popen[bytes] | None = None
         self._shipper_since = 0.0
@@ -124,9 +117,9 @@ class Tracker:
             plan=plan,
             losses=list(losses),
             note=note,
-            params={k: encode(v) for k, v in protocol.items() if is_plain(v)},
-            dataset=dataset_of(plan),
-            loss_notes={loss: loss_note(space) for loss, space in self._spaces.items()},
+            params={k: encode(v) for k, v in protocol.items() if wording.is_plain(v)},
+            dataset=wording.dataset_of(plan),
+            loss_notes={loss: wording.loss_note(space) for loss, space in self._spaces.items()},
         )
 
     def trial_started(self, record: TrialRecord) -> None:
@@ -164,11 +157,17 @@ class Tracker:
             for epoch, values in sorted(curve.items())
         }
         score = curve[max(curve)].get(self._objective) if curve else None
-        ending = self._ending(record, score, Ending(state, error, host, seconds))
+        ending = self._ending(record, score, wording.Ending(state, error, host, seconds))
         self._append("settle", timestamp, curve=known, **(ending | self._described(record)))
 
     def epoch(
-        self, trial: str, epoch: int, metrics: Mapping[str, float], *, timestamp: float
+        self,
+        trial: str,
+        epoch: int,
+        metrics: Mapping[str, float],
+        *,
+        timestamp: float,
+        host: str = "",
     ) -> None:
         """The trial's metrics after an epoch; an epoch that was logged before is not again."""
         record, score = self._open.get(trial, (None, None))
@@ -176,7 +175,9 @@ class Tracker:
             self._open[trial] = (record, metrics.get(self._objective, score))
         split = record.split if record is not None else "validation"
         values = {metric_key(name, split): float(value) for name, value in metrics.items()}
-        self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values)
+        news = {"host": host} if host != self._hosts.get(trial, "") else {}
+        self._hosts |= {trial: host} if news else {}
+        self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values, **news)
 
     def trial_ended(
         self,
@@ -199,7 +200,8 @@ class Tracker:
             timestamp: When it ended.
         """
         record, score = self._open.pop(trial, (None, None))
-        ending = self._ending(record, score, Ending(state, error, host, seconds))
+        self._hosts.pop(trial, None)
+        ending = self._ending(record, score, wording.Ending(state, error, host, seconds))
         self._append("end", timestamp, trial=trial, **ending)
 
     def baseline(self, split: Split, metrics: Mapping[str, float]) -> None:
@@ -289,11 +291,13 @@ class Tracker:
         """A trial as its run will show it."""
         space = self._spaces.get(record.loss)
         if record.loss not in self._units:
-            self._units[record.loss] = units_of(record.loss, space)
-        return describe_trial(record, space, self._units[record.loss])
+            self._units[record.loss] = wording.units_of(record.loss, space)
+        return wording.describe_trial(record, space, self._units[record.loss])
 
-    def _ending(self, record: TrialRecord | None, score: float | None, end: Ending) -> Any:
-        return describe_end(record, score, end, objective=self._objective, secrets=self._secrets)
+    def _ending(self, record: TrialRecord | None, score: float | None, end: wording.Ending) -> Any:
+        return wording.describe_end(
+            record, score, end, objective=self._objective, secrets=self._secrets
+        )
 
     def _append(self, op: str, moment: float, **fields: Any) -> None:
         for name in _FREE_WORDS & fields.keys():

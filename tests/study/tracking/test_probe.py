@@ -97,6 +97,11 @@ def test_a_store_that_is_down_is_told_and_a_wrong_one_refused() -> None:
         assert "s3cret" not in problem
     with pytest.raises(StudyError, match=r"mysql://ada:\*\*\*@db/x cannot be opened: .*MySQLdb"):
         check_store("mysql://ada:s3cret@db/x")
+    # A reader says the same, and at once.
+    with pytest.raises(StudyError, match="does not answer"):
+        read_table("postgresql://ada:s3cret@127.0.0.1:9/x", "s")
+    with pytest.raises(StudyError, match="cannot be opened"):
+        read_table("mysql://ada:s3cret@db/x", "s")
 
 
 def test_a_store_that_stays_away_is_said_once() -> None:

@@ -101,7 +101,7 @@ def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run
 def test_test_scores_never_mix_with_validation_scores(runs: dict[str, Run]) -> None:
     confirm = next(run for name, run in runs.items() if name.startswith("circle-008"))
     assert set(confirm.data.metrics) == {
-        *("test/map_at_r", "test/recall_at_1", "test/loss", "test/seconds"),
+        *("test/map_at_r", "test/recall_at_1", "loss", "seconds"),
         "system/memory_mib",
     }
 
@@ -177,6 +177,22 @@ def test_a_resumed_trial_goes_on_in_its_run(
     assert {metric.step: metric.value for metric in history} == {1: 0.1, 2: 0.2, 3: 0.5}
     assert run.info.status == "FINISHED"
     assert doubles(study_dir / "mlflow.db") == []
+
+
+def test_a_running_trial_tells_where_it_runs(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    for number, host in ((1, "node-3"), (2, "")):
+        record = story.record("circle", number)
+        tracker.trial_started(record)
+        tracker.epoch(record.trial, 1, {"map_at_r": 0.1}, timestamp=1.8e9, host=host)
+    assert tracker.flush(60.0)
+    assert read_table(default_uri(study_dir), "groceries").trials["host"].tolist() == ["node-3", ""]
+    tracker.epoch("circle-0001", 2, {"map_at_r": 0.1}, timestamp=1.8e9, host="node-4")
+    assert tracker.flush(60.0)
+    assert read_table(default_uri(study_dir), "groceries").trials["host"].tolist() == ["node-4", ""]
 
 
 def test_a_trial_that_failed_may_be_started_again(
