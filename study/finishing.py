@@ -57,7 +57,6 @@ def publish(
         say("drawing galleries")
         for loss in plan.losses:
             _gallery(home, plan, tracker, bench, ledger, loss, warn)
-    tracker.note(progress_note(plan, ledger.progress()))
     if not tracker.flush(FLUSH_SECONDS):
         return False
     from study.analyses.findings import find  # seconds of imports that a study's start can spare
@@ -157,8 +156,8 @@ def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
                 tracker.artifact(figure, to=loss, folder="figures")
 
 
-def progress_note(plan: Plan, progress: list[Progress]) -> str:
-    """What the study is and how it stands, in words (Markdown)."""
+def progress_note(plan: Plan, progress: list[Progress], *, reported: bool = True) -> str:
+    """What the study is and how it stands, in words (Markdown); `reported`: it has a report."""
     ended, planned = sum(p.ended for p in progress), sum(p.planned for p in progress)
     lines = [
         f"**{plan.name}**: {', '.join(plan.losses)} on {plan.file.data.name}, objective "
@@ -172,7 +171,9 @@ def progress_note(plan: Plan, progress: list[Progress]) -> str:
         lines.append(
             f"| {p.loss} | {p.ended}/{p.planned} | {number(p.best)} | {p.best_trial} | {counts} |"
         )
-    return "\n".join([*lines, "", "The report is among this run's artifacts: report/index.html."])
+    if reported:
+        lines += ["", "The report is among this run's artifacts: report/index.html."]
+    return "\n".join(lines)
 
 
 def _gallery(

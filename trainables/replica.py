@@ -30,6 +30,7 @@ from trainables.retrieval import evaluate, nmi
 from trainables.seeding import derive
 from trainables.settings import TrialSpec
 from trainables.shards import Shards
+from trainables.usage import moments
 from trainables.workbench import Bench
 from trainables.world import Alone, World, gather_rows, share
 
@@ -85,8 +86,8 @@ class Replica:
         self._shards = Shards(self.loss, self.optimizer, sharded_parameters(self.loss), world)
         self._agree()
 
-    def train_epoch(self, epoch: int) -> dict[str, float]:
-        """Train epoch `epoch` (from 0).
+    def train_epoch(self, epoch: int, watch: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Train epoch `epoch` (from 0); `watch` is called a few times while it trains.
 
         Raises:
             DivergedError: The loss became infinite or NaN.
@@ -100,8 +101,11 @@ class Replica:
         movement = MovementCheck(self.loss) if epoch == 0 else None
         batches = self._batches(seed)
         total = 0.0
-        for batch in batches:
+        watched = moments(len(batches))
+        for step, batch in enumerate(batches):
             total += self._step(batch, generator)
+            if step in watched:
+                watch()
         if movement is not None and self._settings.proxy_lr > 0:
             movement.check(self.loss)
         seconds = time.perf_counter() - started

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from trainables.checkpoints import save_checkpoint
@@ -18,6 +16,7 @@ from trainables.model import pool
 from trainables.replica import Replica, Task, embed, score_vectors
 from trainables.restoring import newest_checkpoint
 from trainables.settings import TrialSpec
+from trainables.usage import Usage
 from trainables.workbench import Bench, untrained_backbone
 from trainables.world import Alone, World
 
@@ -39,6 +38,7 @@ class Training:
         self.epoch = 0
         self.last_result: dict[str, Any] = {}
         self._seconds = 0.0
+        self._usage = Usage()
         self._world = world = world or Alone()
         tasks = split_tasks(bench.data(spec.settings.pooling), spec.split, spec.folds)
         self._replicas = [
@@ -66,14 +66,14 @@ class Training:
         """
         started = time.perf_counter()
         by_seed = [
-            _mean([{**r.train_epoch(self.epoch), **r.score()} for r in seed])
+            _mean([{**r.train_epoch(self.epoch, self._usage.sample), **r.score()} for r in seed])
             for seed in self._replicas
         ]
         self.epoch += 1
         metrics = _mean(by_seed)
         scores = [m[self._spec.objective] for m in by_seed]
         metrics["seconds"] = time.perf_counter() - started
-        metrics |= memory_use()
+        metrics |= self._usage.take()
         self._seconds += metrics["seconds"]
         self.last_result = {
             "epoch": self.epoch,
@@ -165,19 +165,6 @@ def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
     queries = None if part.is_query is None else part.is_query[indices]
     index = indices if part.index is None else part.index[indices]
     return Part(part.items, part.labels[indices], queries, index)
-
-
-def memory_use() -> dict[str, float]:
-    """Memory of this process (MiB) and its node (%), and how busy its GPU is if it has one."""
-    use = {
-        "memory_mib": psutil.Process().memory_info().rss / 2**20,
-        "node_memory_percent": float(psutil.virtual_memory().percent),
-    }
-    if torch.cuda.is_available():
-        use["gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
-        with contextlib.suppress(Exception):  # a missing figure must not cost the trial
-            use["gpu_use_percent"] = float(torch.cuda.utilization())
-    return use
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from study.checks import check_tracking, describe_data, open_data
-from study.finishing import Refresher, publish
+from study.finishing import Refresher, progress_note, publish
 from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress, Split
@@ -114,6 +115,8 @@ def run(
             open_tracking(tracker, plan, data, ledger.samplers())
             tags = trial_tags(data)
             tell_again(tracker, plan, home.directory, tags)
+            if any(p.ended for p in ledger.progress()):
+                _note(home, plan, tracker, ledger)
             say("scoring the untrained backbone")
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
@@ -124,33 +127,46 @@ def run(
                 resources = plan.file.resources
                 if address is not None and plan.file.storage.checkpoints is None:
                     say(UNSHARED)
+                lasting = Patience(resources, warned), Watch(tracker.status, warned)
                 with (
                     ray_session(resources, address, say, on_death),
                     Refresher(home, plan, tracker, seconds=pause) as refresher,
                     growth(plan.name, resources) as grown,
                 ):
-                    lasting = Patience(resources, warned), Watch(tracker.status, warned)
                     show = _shower(desk, tick, refresher, grown, lasting)
                     show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
-            finished = ledger.is_finished()
-            try:
+            with _ending(home, plan, tracker, ledger) as finished:
                 if finished and report:
                     publish(home, plan, tracker, bench, ledger, say, warned)
-            finally:
-                tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
             told = tracker.status()
-        seconds = time.monotonic() - started
         return RunSummary(
             finished=finished,
             progress=ledger.progress(),
-            seconds=seconds,
+            seconds=time.monotonic() - started,
             tracked=tracked,
             warnings=warned.count,
             refused=told.refused - refused_before,
             tracking_error=told.error,
         )
+
+
+@contextlib.contextmanager
+def _ending(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> Iterator[bool]:
+    """Gives whether all trials ended; whatever happens then, the study's run ends in MLflow."""
+    finished = ledger.is_finished()
+    try:
+        yield finished
+    finally:
+        _note(home, plan, tracker, ledger)
+        tracker.end_study(state="FINISHED" if finished else "KILLED")
+
+
+def _note(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> None:
+    """Say on the parent run how the study stands."""
+    reported = (home.report / "index.html").exists()
+    tracker.note(progress_note(plan, ledger.progress(), reported=reported))
 
 
 def _open_desk(

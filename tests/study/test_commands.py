@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -472,10 +473,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 DATABASE = "postgresql://ada:s3cret@127.0.0.1:1/mlflow"
 
 
-def test_ui_serves_a_study_kept_in_postgresql(study: Any, served: list[str]) -> None:
+def test_ui_serves_a_study_kept_in_postgresql(
+    study: Any, served: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved_plan(DATABASE)
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr("study.commands.ui.signal.signal", handlers.__setitem__)
     done = study("ui", "s")
     assert done.code == 0
+    for end in (signal.SIGTERM, signal.SIGHUP):  # its terminal may be closed
+        with pytest.raises(KeyboardInterrupt):
+            handlers[end](end, None)
     assert served == [DATABASE]
     assert "http://127.0.0.1:1/#/s" in done.out
     assert "s3cret" not in done.out + done.err

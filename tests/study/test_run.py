@@ -265,6 +265,8 @@ def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> Non
     assert "study resume s" in output
     assert "Traceback" not in output
     assert (recorded(home)["state"] == "running").any()
+    assert "trials ended" in (note := _note(home))
+    assert "report/index.html" not in note
     process = launch(root, "resume", "s", "--no-report")
     wait_for(home, ended_trials(home) + 2, process)
     os.kill(process.pid, signal.SIGKILL)  # the driver alone: its workers learn it by themselves
@@ -277,6 +279,17 @@ def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> Non
     assert "untrained backbone" in output
     check_resumed(home, before)
     assert (home.report / "index.html").exists()
+    assert "report/index.html" in _note(home)
+
+
+def _note(home: StudyHome) -> str:
+    """The words on the study's own run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(home.tracking_uri(load_plan(home.directory)))
+    experiment = client.get_experiment_by_name(home.name).experiment_id
+    (study,) = client.search_runs([experiment], "tags.`dml.kind` = 'study'")
+    return str(study.data.tags["mlflow.note.content"])
 
 
 @pytest.mark.postgres

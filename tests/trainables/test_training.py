@@ -16,10 +16,11 @@ from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkp
 from trainables.data.dataset import Dataset, Part
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
-from trainables.replica import DivergedError, embed
+from trainables.replica import DivergedError, Replica, embed
 from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
-from trainables.training import Training, memory_use, split_tasks, untrained_metrics
+from trainables.training import Training, split_tasks, untrained_metrics
+from trainables.usage import Usage, moments
 from trainables.workbench import Bench, open_bench
 
 GLYPHS = {"name": "glyphs", "classes": 200, "samples": 6}
@@ -295,17 +296,46 @@ def test_gpu_use_is_logged_and_costs_no_trial(monkeypatch: pytest.MonkeyPatch) -
     import pynvml  # torch asks through it; a dependency of ours for that
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda: 71)
-    use = memory_use()
-    assert (use["gpu_memory_mib"], use["gpu_use_percent"]) == (3.0, 71.0)
+    peak, busy = [9 * 2**20], iter([60, 80])
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda: peak.__setitem__(0, 3 * 2**20)
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak[0])
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: next(busy))
+    usage = Usage()  # an earlier trial of this process used more
+    usage.sample()
+    usage.sample()
+    use = usage.take()
+    assert (use["gpu_memory_mib"], use["gpu_use_percent"]) == (3.0, 70.0)
+    assert "gpu_use_percent" not in usage.take()
 
     def refuse() -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     monkeypatch.setattr(torch.cuda, "utilization", refuse)
-    assert "gpu_use_percent" not in memory_use()
-    assert memory_use()["gpu_memory_mib"] == 3.0
+    usage.sample()
+    use = usage.take()
+    assert "gpu_use_percent" not in use
+    assert use["gpu_memory_mib"] == 3.0
+
+
+def test_a_gpu_is_asked_while_it_trains(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(Usage, "sample", lambda _: events.append("asked"))
+    monkeypatch.setattr(Replica, "score", _noted(Replica.score, events))
+    Training(spec_of("triplet"), bench).run_epoch()
+    assert events[-1] == "scored"
+    assert set(events[:-1]) == {"asked"}
+    assert moments(1) == {0}
+    assert moments(10) == {1, 4, 6, 9}
+
+
+def _noted(method: Any, events: list[str]) -> Any:
+    def call(replica: Replica) -> Any:
+        events.append("scored")
+        return method(replica)
+
+    return call
 
 
 def test_pooling() -> None:
