@@ -120,6 +120,7 @@ def fetch_runs(
     *,
     tags: Collection[str] | None = None,
     params: Collection[str] | None = None,
+    deleted: bool = False,
 ) -> list[RunRow]:
     """The live runs that have all these tags.
 
@@ -129,10 +130,12 @@ def fetch_runs(
         wanted: Values of tags; `{"dml.kind": "trial"}`.
         tags: Tags to bring; None for all.
         params: Settings to bring; None for all.
+        deleted: Those that somebody deleted, instead of the live ones.
     """
+    stage = "deleted" if deleted else "active"
     if is_database(client.tracking_uri):
-        return _runs_by_sql(client.tracking_uri, experiment_id, wanted, tags, params)
-    return list(_runs_by_pages(client, experiment_id, wanted))
+        return _runs_by_sql(client.tracking_uri, experiment_id, wanted, tags, params, stage)
+    return list(_runs_by_pages(client, experiment_id, wanted, stage))
 
 
 def fetch_history(
@@ -148,7 +151,7 @@ def fetch_history(
 
 
 def _runs_by_pages(
-    client: MlflowClient, experiment_id: str, wanted: Mapping[str, str]
+    client: MlflowClient, experiment_id: str, wanted: Mapping[str, str], stage: str
 ) -> Iterator[RunRow]:
     """Page by page, as plain JSON: MLflow's objects would take longer to make than to fetch."""
     credentials = client._tracking_client.store.get_host_creds()
@@ -156,6 +159,7 @@ def _runs_by_pages(
         "experiment_ids": [experiment_id],
         "filter": " AND ".join(f"tags.`{key}` = '{value}'" for key, value in wanted.items()),
         "max_results": PAGE,
+        "run_view_type": f"{stage.upper()}_ONLY",
     }
     while True:
         answer = http_request(credentials, SEARCH_REQUEST, "POST", json=question)
@@ -196,13 +200,14 @@ def _runs_by_sql(
     wanted: Mapping[str, str],
     tags: Collection[str] | None,
     params: Collection[str] | None,
+    stage: str,
 ) -> list[RunRow]:
     joins = " ".join(
         f"JOIN tags w{i} ON w{i}.run_uuid = r.run_uuid AND w{i}.key = :k{i} AND w{i}.value = :v{i}"
         for i in range(len(wanted))
     )
-    where = "WHERE r.experiment_id = :experiment AND r.lifecycle_stage = 'active'"
-    names: dict[str, Any] = {"experiment": int(experiment_id)}
+    where = "WHERE r.experiment_id = :experiment AND r.lifecycle_stage = :stage"
+    names: dict[str, Any] = {"experiment": int(experiment_id), "stage": stage}
     for i, (key, value) in enumerate(wanted.items()):
         names |= {f"k{i}": key, f"v{i}": value}
 

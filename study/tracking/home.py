@@ -62,6 +62,9 @@ class KnownRun:
 class Home:
     """A study's experiment in an MLflow tracking store.
 
+    A trial's run that somebody deleted in MLflow stays deleted, whatever is told of it later. The
+    runs that others hang on (study, losses, groups) come back when the study goes on.
+
     Args:
         uri: Tracking URI (sqlite, PostgreSQL or a server).
         experiment: Name of the study's experiment; it holds this study alone.
@@ -78,6 +81,7 @@ class Home:
         self._artifact_root = artifact_root
         self._experiment_id = ""
         self._runs: dict[Key, KnownRun] = {}
+        self._deleted: dict[Key, KnownRun] = {}
         self._unsure: set[Key] = set()
 
     @property
@@ -104,6 +108,9 @@ class Home:
             )
             experiment_id = found.experiment_id
         self._learn(experiment_id)
+        for row in fetch_runs(self._client, experiment_id, {}, deleted=True):
+            if (key := key_of(row.tags)) is not None and key not in self._runs:
+                self._deleted[key] = _known(row)
         self._experiment_id = experiment_id
 
     def claim(self, study: str) -> None:
@@ -129,6 +136,10 @@ class Home:
         except KeyError:
             raise RefusedError(f"no run of {' '.join(key)} in the store (deleted there?)") from None
 
+    def is_deleted(self, key: Key) -> bool:
+        """Whether somebody deleted the run."""
+        return key in self._deleted
+
     def has(self, key: Key) -> bool:
         """Whether the run is there already."""
         return key in self._runs
@@ -139,7 +150,10 @@ class Home:
         return [key for kind in order for key in self._runs if key[0] == kind]
 
     def create(self, key: Key, *, name: str, tags: Mapping[str, str], start: float) -> KnownRun:
-        """The run of this key, made unless it is there."""
+        """The run of this key, made unless it is there, or brought back."""
+        if key in self._deleted:
+            self._client.restore_run(self._deleted[key].run_id)
+            self._runs[key] = self._deleted.pop(key)
         if key in self._unsure:  # the last attempt's answer got lost: the run may well exist
             self._learn(self._experiment_id, only=key)
         if key not in self._runs:

@@ -140,6 +140,8 @@ class Replay:
         return 1
 
     def _trial(self, name: str, trial: _Trial, _: Record) -> None:
+        if self._home.is_deleted(("trial", name)):
+            return
         params = trial.start["params"] if trial.start is not None else {}
         if trial.start is not None:
             run = self._start(trial.start)
@@ -153,6 +155,8 @@ class Replay:
     def _do_settle(self, record: Record) -> None:
         """Bring a trial of an earlier run to where it was; mostly it is there."""
         key, state = ("trial", record["trial"]), record["state"]
+        if self._home.is_deleted(key):
+            return
         epochs = [(int(epoch), values) for epoch, values in record["curve"].items()]
         last = epochs[-1][0] if epochs else -1
         if self._home.has(key):
@@ -253,6 +257,8 @@ class Replay:
         self._home.set_status(study, "RUNNING", moment=record["at"])
 
     def _do_baseline(self, record: Record) -> None:
+        if self._home.is_deleted(("baseline",)):
+            return
         study = self._home.known(STUDY_KEY)
         tags = {names.KIND: "baseline", "origin": "untrained", PARENT: study.run_id, **self._common}
         moment = record["at"]
@@ -262,6 +268,8 @@ class Replay:
         self._home.set_status(run, "FINISHED", moment=moment)
 
     def _do_artifact(self, record: Record) -> None:
+        if self._home.is_deleted(("trial", record["to"])):
+            return
         run = self._home.known(self._target(record["to"]))
         file = partial(self._home.log_file, run, Path(record["path"]), record["folder"])
         self._store(_file(record), file)

@@ -230,6 +230,38 @@ def test_two_runs_of_one_trial_are_healed(
     assert doubles(study_dir / "mlflow.db") == []
 
 
+@pytest.mark.parametrize("kind", ["database", "server"])
+def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
+    kind: str, study_dir: Path, open_tracker: Any, story: Any, request: pytest.FixtureRequest
+) -> None:
+    uri = default_uri(study_dir)
+    if kind == "server":
+        uri = request.getfixturevalue("mlflow_server")
+    where = uri if kind == "server" else None
+    first = open_tracker(study_dir, where)
+    story.open(first)
+    for number in (1, 2):
+        story.trial(first, story.record("circle", number))
+    assert first.close(60.0)
+    client, before = MlflowClient(uri), _runs(uri)
+    gone = next(name for name in before if name.startswith("circle-001"))
+    for name in (gone, "circle", "groceries"):
+        client.delete_run(before[name].info.run_id)
+    again = open_tracker(study_dir, where)
+    story.open(again)
+    for number in (1, 2):
+        curve = {epoch: story.metrics(number, epoch) for epoch in (1, 2, 3)}
+        record = story.record("circle", number)
+        again.settle(record, curve=curve, state="finished", timestamp=record.started + 9)
+    again.artifact(study_dir / "mlflow.db", to="circle-0001")
+    assert again.close(60.0)
+    assert again.status().refused == 0
+    after = _runs(uri)
+    assert {name: run.info.run_id for name, run in after.items()} == {
+        name: run.info.run_id for name, run in before.items() if name != gone
+    }
+
+
 def test_files_reach_study_loss_and_trial(
     study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
 ) -> None:
