@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from study.tracking.spool import is_waiting
 from study.tracking.writer import Tracker
 
 
-def _runs(uri: str) -> dict[str, Run]:
+def _runs(uri: str, name: str = "groceries") -> dict[str, Run]:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("groceries")
+    experiment = client.get_experiment_by_name(name)
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     return {run.info.run_name: run for run in runs}
 
@@ -237,18 +238,21 @@ def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
     uri = default_uri(study_dir)
     if kind == "server":
         uri = request.getfixturevalue("mlflow_server")
-    where = uri if kind == "server" else None
-    first = open_tracker(study_dir, where)
-    story.open(first)
+    open_it = partial(
+        open_tracker, study_dir, uri if kind == "server" else None, experiment="pruned"
+    )
+    begin = {"name": "pruned", "plan": story.plan, "losses": ["circle"], "note": ""}
+    first = open_it()
+    first.open_study(**begin)
     for number in (1, 2):
         story.trial(first, story.record("circle", number))
     assert first.close(60.0)
-    client, before = MlflowClient(uri), _runs(uri)
+    client, before = MlflowClient(uri), _runs(uri, "pruned")
     gone = next(name for name in before if name.startswith("circle-001"))
-    for name in (gone, "circle", "groceries"):
+    for name in (gone, "circle", "pruned"):
         client.delete_run(before[name].info.run_id)
-    again = open_tracker(study_dir, where)
-    story.open(again)
+    again = open_it()
+    again.open_study(**begin)
     for number in (1, 2):
         curve = {epoch: story.metrics(number, epoch) for epoch in (1, 2, 3)}
         record = story.record("circle", number)
@@ -256,7 +260,7 @@ def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
     again.artifact(study_dir / "mlflow.db", to="circle-0001")
     assert again.close(60.0)
     assert again.status().refused == 0
-    after = _runs(uri)
+    after = _runs(uri, "pruned")
     assert {name: run.info.run_id for name, run in after.items()} == {
         name: run.info.run_id for name, run in before.items() if name != gone
     }
