@@ -26,6 +26,7 @@ from study.errors import StudyError
 from study.tracking import records as names
 from study.tracking.address import with_driver
 from study.tracking.fetch import reader_settings
+from study.tracking.reader import find_experiment
 
 MODEL_NAME = "embedding"
 ALIAS = "winner"
@@ -157,13 +158,12 @@ class _Whole(nn.Module):
 
 
 def _run_of(client: MlflowClient, study: str, trial: str) -> tuple[str, str]:
-    experiments = client.search_experiments(filter_string=f"tags.`{names.STUDY}` = '{study}'")
     runs = client.search_runs(
-        [experiment.experiment_id for experiment in experiments],
+        [find_experiment(client, study).experiment_id],
         filter_string=f"tags.`{names.TRIAL}` = '{trial}'",
         max_results=1,
     )
-    if not experiments or not runs:
+    if not runs:
         raise StudyError(f"The tracking store holds no trial {trial!r} of a study {study!r}.")
     return runs[0].info.run_id, runs[0].info.experiment_id
 

@@ -60,7 +60,7 @@ def read_table(uri: str, study: str) -> TrialTable:
         StudyError: The store does not answer, or holds no such study.
     """
     with _asking(uri) as client:
-        experiment = _find(client, study).experiment_id
+        experiment = find_experiment(client, study).experiment_id
         plan = _plan(client, experiment)
         spaces = {loss: Space.from_dict(space) for loss, space in plan["spaces"].items()}
         protocol = plan.get("protocol", {})
@@ -107,7 +107,7 @@ def list_studies(uri: str) -> list[StudyEntry]:
 def study_path(uri: str, study: str) -> str:
     """Where MLflow's UI shows the study, to be put behind the server's address."""
     with _asking(uri) as client:
-        return f"/#/experiments/{_find(client, study).experiment_id}"
+        return f"/#/experiments/{find_experiment(client, study).experiment_id}"
 
 
 @contextlib.contextmanager
@@ -143,12 +143,19 @@ def _experiments(client: MlflowClient) -> list[Experiment]:
             return found
 
 
-def _find(client: MlflowClient, study: str) -> Experiment:
-    known = {experiment.tags[names.STUDY]: experiment for experiment in _experiments(client)}
-    if study not in known:
-        hint = nearest(study, known) if known else "it holds no study yet"
+def find_experiment(client: MlflowClient, study: str) -> Experiment:
+    """The experiment of a study; of several, one that was not renamed to make room for it.
+
+    Raises:
+        StudyError: There is none.
+    """
+    known = _experiments(client)
+    mine = [e for e in known if e.tags[names.STUDY] == study]
+    if not mine:
+        others = {e.tags[names.STUDY] for e in known}
+        hint = nearest(study, others) if others else "it holds no study yet"
         raise StudyError(f"The tracking store holds no study {study!r}: {hint}")
-    return known[study]
+    return max(mine, key=lambda e: (e.name == study, e.creation_time))
 
 
 def _plan(client: MlflowClient, experiment_id: str) -> dict[str, Any]:

@@ -40,6 +40,14 @@ def test_another_study_of_the_same_name_leaves_the_first_alone(
     again = open_tracker(study_dir, study_id="one")
     story.open(again)
     assert again.close(60.0)
+    client = MlflowClient(default_uri(study_dir))
+    former = client.get_experiment_by_name("groceries").experiment_id
+    client.rename_experiment(former, "groceries of last year")
+    third = open_tracker(study_dir, spool=study_dir / "third", study_id="two")
+    story.open(third)
+    story.trial(third, story.record("circle", 1, seed=999))
+    assert third.close(60.0)
+    assert read_table(default_uri(study_dir), "groceries").trials["seed"].tolist() == [999]
 
 
 def _taken(study_dir: Path, mlflow_server: str, kind: str) -> str:
