@@ -24,14 +24,12 @@ from optuna.distributions import (
 from search_spaces import extra_knob, get_space
 from search_spaces.space import Knob, Space, Value
 from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
-from study.corners import check_values
 from study.errors import StudyError, nearest
 from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
 from trainables.data.array_files import holds_features
-from trainables.losses import loss_knobs, pml
 from trainables.settings import Settings, TrialSpec, settings_from
 
 PLAN_FILE = "plan.json"
@@ -78,6 +76,8 @@ class Plan:
             **self.spaces[loss].fixed,
             **values,
         }
+        from trainables.losses import loss_knobs  # torch; readers of a plan need none
+
         own = loss_knobs(loss)
         arguments = {k: v for k, v in merged.items() if k in own}
         training = {k: v for k, v in merged.items() if k not in own}
@@ -189,6 +189,8 @@ def build_plan(file: StudyFile) -> Plan:
     Raises:
         StudyError: The first thing that is wrong, in one line.
     """
+    from study.corners import check_values
+
     spaces = {loss: _space(loss, file) for loss in file.losses}
     plan = Plan(file=file, spaces=spaces, stages=(Stage(file.search.trials),))
     for loss in plan.losses:
@@ -229,6 +231,8 @@ def load_plan(directory: Path) -> Plan:
 
 def _space(loss: str, file: StudyFile) -> Space:
     """The loss's space with the study file's changes."""
+    from trainables.losses import loss_knobs, pml
+
     try:
         base = get_space(loss)
         own = loss_knobs(loss)
