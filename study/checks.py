@@ -36,6 +36,21 @@ def open_data(plan: Plan, *, cache_dir: Path, progress: Progress | None = None) 
     return bench
 
 
+def check_tracking(plan: Plan) -> str:
+    """Why the server or database that the study names cannot be reached; empty when it can.
+
+    A store in the study's own directory needs no question.
+
+    Raises:
+        StudyError: It will not take this study; see `check_store`.
+    """
+    from study.tracking.probe import check_store
+
+    if plan.file.tracking.uri is None:
+        return ""
+    return check_store(plan.file.tracking.uri, experiment=plan.name, study_id=plan.study_id)
+
+
 def check_classes(plan: Plan, bench: Bench) -> None:
     """Raise ValueError unless each loss can fill its batches on every fold."""
     tasks = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)

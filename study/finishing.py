@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from study.display import number
 from study.home import StudyHome
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 60.0
 _PICTURES = (".png", ".svg")
 _STORE = "DML_STUDY_STORE"
+NO_CHECKPOINT = (
+    "no checkpoint of {} is here (trials on other hosts need shared storage, storage.checkpoints)"
+)
 
 
 def publish(
@@ -39,6 +45,7 @@ def publish(
     bench: Bench,
     ledger: Ledger,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> bool:
     """Draw the galleries, make the report from the store and keep both there.
 
@@ -49,56 +56,93 @@ def publish(
     if bench.dataset.train.kind == "images":
         say("drawing galleries")
         for loss in plan.losses:
-            _gallery(home, plan, tracker, bench, ledger, loss)
+            _gallery(home, plan, tracker, bench, ledger, loss, warn)
     tracker.note(progress_note(plan, ledger.progress()))
     if not tracker.flush(FLUSH_SECONDS):
         return False
-    from study.report.build import write_report  # seconds of imports that a study's start can spare
+    from study.analyses.findings import find  # seconds of imports that a study's start can spare
+    from study.report.answer import leader
+    from study.report.build import write_findings
     from study.tracking.reader import read_table
 
     say("making the report")
-    write_report(read_table(home.tracking_uri(plan), plan.name), home.report)
+    findings = find(read_table(home.tracking_uri(plan), plan.name))
+    write_findings(findings, home.report)
     keep_report(home, plan, tracker)
-    _keep_winner(home, plan, bench)
+    try:
+        keep_winner(home, plan, bench, findings.table, leader(findings), warn)
+    except Exception as error:  # exporting runs whatever a backbone is made of
+        reason = (str(error).strip().splitlines() or [""])[0]
+        warn(f"the winner's model is not registered: {type(error).__name__}: {reason[:300]}")
     return True
 
 
-def _keep_winner(home: StudyHome, plan: Plan, bench: Bench) -> None:
-    """Register the network of the confirmed winner, which was chosen on validation classes."""
-    from study.analyses.leaderboard import analyse
+def keep_winner(
+    home: StudyHome,
+    plan: Plan,
+    bench: Bench,
+    table: TrialTable,
+    winner: str,
+    warn: Callable[[str], None],
+) -> None:
+    """Register the network of the confirmed winner: the loss and point that the report names."""
     from study.tracking.model import log_model
-    from study.tracking.reader import read_table
 
-    uri = home.tracking_uri(plan)
-    table = read_table(uri, plan.name)
-    winner = next((loss for loss in analyse(table)["loss"] if loss in plan.losses), "")
-    confirmed = table.trials[
-        (table.trials["loss"] == winner)
-        & (table.trials["origin"] == "confirm")
-        & (table.trials["state"] == "finished")
-        & (table.trials["seed"] == confirm_seed(plan, 0))
-    ].sort_values("anchor")  # the incumbent's before the published point's
-    if confirmed.empty:
+    row = winning_trial(table, winner, seed=confirm_seed(plan, 0))
+    if row is None:
         return
-    row = confirmed.iloc[0]
     distributions = plan.spaces[winner].distributions
     point = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
     job = Job(row["trial"], winner, 0, "confirm", point, seed=int(row["seed"]), split="test")
     training = trained(home, plan, bench, job)
-    if training is not None:
-        network = training.replicas[0].model
-        inputs = _inputs(bench, network)
-        log_model(uri, study=plan.name, trial=row["trial"], network=network, inputs=inputs)
+    if training is None:
+        warn(f"the winner's model is not registered: {NO_CHECKPOINT.format(job.trial)}")
+        return
+    network, inputs = whole_network(bench, training.replicas[0].model)
+    log_model(
+        home.tracking_uri(plan),
+        study=plan.name,
+        trial=job.trial,
+        network=network,
+        inputs=inputs,
+        tags={"loss": winner},
+    )
 
 
-def _inputs(bench: Bench, network: EmbeddingModel) -> Images | Features:
-    """What the network takes, for its signature."""
+def winning_trial(table: TrialTable, loss: str, *, seed: int) -> pd.Series | None:
+    """The confirmation of a loss's best point whose network is kept; None before there is one.
+
+    Args:
+        table: The study.
+        loss: The winner; empty for none.
+        seed: Of the confirmations whose networks are kept.
+    """
+    from study.analyses.comparison import confirmed_trials
+
+    if not loss:
+        return None
+    trials = confirmed_trials(table, loss)
+    mine = (trials["origin"] == "confirm") & (trials["state"] == "finished")
+    trials = trials[mine & (trials["seed"] == seed)]
+    return None if trials.empty else trials.sort_values("number").iloc[-1]
+
+
+def whole_network(
+    bench: Bench, network: EmbeddingModel
+) -> tuple[EmbeddingModel, Images | Features]:
+    """A trial's network from pictures on, and what it takes, for its signature.
+
+    A trial of a frozen backbone trains on its features; whoever uses the model has pictures.
+    """
     from study.tracking.model import Features, Images
 
+    if network.backbone is None and bench.prototype is not None:
+        network = copy.deepcopy(network)
+        network.backbone = bench.prototype
     if isinstance(network.backbone, Backbone):
         size = bench.image_size
-        return Images(size, size, network.backbone.mean, network.backbone.std)
-    return Features(network.head.in_features)
+        return network, Images(size, size, network.backbone.mean, network.backbone.std)
+    return network, Features(network.head.in_features)
 
 
 def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
@@ -132,12 +176,21 @@ def progress_note(plan: Plan, progress: list[Progress]) -> str:
 
 
 def _gallery(
-    home: StudyHome, plan: Plan, tracker: Tracker, bench: Bench, ledger: Ledger, loss: str
+    home: StudyHome,
+    plan: Plan,
+    tracker: Tracker,
+    bench: Bench,
+    ledger: Ledger,
+    loss: str,
+    warn: Callable[[str], None],
 ) -> None:
     """What the best trial of a loss finds for a few validation queries."""
     best = ledger.incumbent(loss)
-    training = None if best is None else trained(home, plan, bench, best)
-    if best is None or training is None:
+    if best is None:
+        return
+    training = trained(home, plan, bench, best)
+    if training is None:
+        warn(f"no gallery of {loss}: {NO_CHECKPOINT.format(best.trial)}")
         return
     path = home.directory / "galleries" / f"{loss}.png"
     replica = training.replicas[0]

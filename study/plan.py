@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,14 @@ class Plan:
         file: The checked study file.
         spaces: The space of each loss, with the file's changes.
         stages: Stretches of the search.
+        study_id: Tells this study from others of its name, wherever its directory is; empty in
+            plans of earlier versions.
     """
 
     file: StudyFile
     spaces: Mapping[str, Space]
     stages: tuple[Stage, ...]
+    study_id: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -168,6 +172,7 @@ class Plan:
             "file": self.file.model_dump(mode="json"),
             "spaces": {loss: space.to_dict() for loss, space in self.spaces.items()},
             "stages": [vars(stage) for stage in self.stages],
+            "study_id": self.study_id,
         }
 
     @classmethod
@@ -177,6 +182,7 @@ class Plan:
             file=parse_study(data["file"]),
             spaces={loss: Space.from_dict(space) for loss, space in data["spaces"].items()},
             stages=tuple(Stage(**stage) for stage in data["stages"]),
+            study_id=str(data.get("study_id", "")),
         )
 
 
@@ -192,7 +198,8 @@ def build_plan(file: StudyFile) -> Plan:
     from study.corners import check_values
 
     spaces = {loss: _space(loss, file) for loss in file.losses}
-    plan = Plan(file=file, spaces=spaces, stages=(Stage(file.search.trials),))
+    stages = (Stage(file.search.trials),)
+    plan = Plan(file=file, spaces=spaces, stages=stages, study_id=secrets.token_hex(8))
     for loss in plan.losses:
         check_values(plan, loss)
     return plan
@@ -333,7 +340,7 @@ def _distribution(knob: str, given: Range, *, whole: bool) -> BaseDistribution:
 
 
 def _whole_settings() -> list[str]:
-    return [k for k, field in Settings.__dataclass_fields__.items() if field.type in (int, "int")]
+    return [k for k, known in Settings.__dataclass_fields__.items() if known.type in (int, "int")]
 
 
 def _setting_names() -> Sequence[str]:

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Store:
-    """Where a study's trials are kept, and where its report goes unless told otherwise."""
+    """Where a study's trials are kept, and where its report goes unless told otherwise.
+
+    `spool` is where records of it may wait on this machine.
+    """
 
     name: str
     uri: str
     report: Path
+    spool: Path | None = None
 
 
 def find_store(name: str, tracking_uri: str | None, root: Path | None) -> Store:
@@ -42,7 +46,21 @@ def find_store(name: str, tracking_uri: str | None, root: Path | None) -> Store:
         return Store(name, default_uri(imported.directory), imported.report)
     home = find_study(name, root)
     plan = load_plan(home.directory)
-    return Store(plan.name, home.tracking_uri(plan), home.report)
+    return Store(plan.name, home.tracking_uri(plan), home.report, home.spool)
+
+
+def partial_text(store: Store) -> str:
+    """Why a report made now lacks something; empty when it lacks nothing that is known here."""
+    from study.tracking.spool import is_waiting, read_status
+
+    if store.spool is None or not is_waiting(store.spool):
+        return ""
+    error = read_status(store.spool).error
+    return (
+        f"the store of {store.name} lacks records that wait in {store.spool}"
+        + (f" ({error})" if error else "")
+        + f": this is not all; `study resume {store.name}` sends them"
+    )
 
 
 def compare(stores: Sequence[Store], out: Path) -> None:

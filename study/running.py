@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from search_spaces.space import Value
-from study.checks import open_data
+from study.checks import check_tracking, open_data
 from study.display import open_display
 from study.errors import RayError, StudyError
 from study.home import StudyHome, cache_dir, create_study
@@ -30,6 +30,7 @@ def begin(home: StudyHome, plan: Plan, *, address: str | None = None) -> None:
         from study.tuning.session import check_cluster
 
         check_cluster(plan.file.resources, address)
+    check_tracking(plan)  # one that is down is said when the study runs
     with open_display(plan.name) as display:
         bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
     for note in bench.notes:
@@ -88,7 +89,17 @@ def _execute(
         )
         display.show(summary.progress, {})
     if not summary.tracked:
-        print("MLflow did not answer; records wait in the study's spool.", file=sys.stderr)
+        print(
+            f"not everything reached MLflow ({summary.tracking_error or 'slow'}); it waits in the "
+            f"study's spool. Send it with: study resume {home.name}",
+            file=sys.stderr,
+        )
+    if summary.refused:
+        print(
+            f"MLflow refused {summary.refused} record(s) for good; see "
+            f"{home.spool / 'refused.jsonl'}",
+            file=sys.stderr,
+        )
     if summary.warnings:
         path = home.directory / "warnings.txt"
         print(f"{summary.warnings} warning(s); see {path}", file=sys.stderr)
@@ -100,7 +111,7 @@ def _execute(
     failed = sum(p.failed for p in summary.progress)
     if failed:
         print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or summary.refused or not summary.tracked else 0
 
 
 def _end_with_ray(name: str, process: str) -> None:

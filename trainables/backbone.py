@@ -88,7 +88,8 @@ class Backbone(nn.Module):
         if self.layout == "NLC":
             tokens = features[:, getattr(self.model, "num_prefix_tokens", 0) :]
             height, width = _grid(self.model, tokens.shape[1])
-            return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+            # By their shape, not len(): an exported program must take any number of images.
+            return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
         return features
 
     def freeze_batch_norm(self, mode: BNFreeze) -> None:

@@ -25,8 +25,11 @@ def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_
     from study.home import cache_dir
     from study.plan import build_plan
     from study.read_file import read_study_file
+    from study.tracking.probe import check_store
 
     plan = build_plan(read_study_file(file, overrides))
+    if plan.file.tracking.uri is not None and (problem := check_store(plan.file.tracking.uri)):
+        click.echo(f"warning: {problem}", err=True)
     with open_display(plan.name) if not as_json else nullcontext() as display:
         progress = display.building if display else None
         bench = open_data(plan, cache_dir=cache_dir(), progress=progress)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from study.cluster.places import TRACKING_VARIABLE
+
 PACKAGES = ("torch", "torchvision", "ray", "optuna", "mlflow", "timm", "faiss-cpu", "pandas")
 _MODULES = {"faiss-cpu": "faiss"}
 _LOW_DISK = 2 * 2**30
@@ -29,6 +31,8 @@ def command() -> int:
     click.echo(f"free disk   {free / 2**30:.1f} GiB here")
     if free < _LOW_DISK:
         wrong.append("less than 2 GiB of disk are free here")
+    if uri := os.environ.get(TRACKING_VARIABLE):
+        click.echo(f"tracking    {_tracking(uri, wrong)}")
     for problem in wrong:
         click.echo(f"problem: {problem}", err=True)
     click.echo("ready" if not wrong else f"{len(wrong)} problem(s)")
@@ -52,6 +56,21 @@ def _state(package: str, wrong: list[str]) -> str:
         wrong.append(f"{package} {number} does not import: {error}")
         return f"{number} (does not import)"
     return number
+
+
+def _tracking(uri: str, wrong: list[str]) -> str:
+    """Whether the store that studies on this machine use answers."""
+    from study.errors import StudyError
+    from study.tracking.probe import check_store
+    from study.tracking.redaction import redact
+
+    try:
+        problem = check_store(uri)
+    except StudyError as error:
+        problem = str(error)
+    if problem:
+        wrong.append(problem)
+    return redact(uri) + (" (does not answer)" if problem else "")
 
 
 def _gpus() -> str:

@@ -41,9 +41,12 @@ def command(
 def _report(
     names: tuple[str, ...], out: Path | None, uris: Sequence[str | None], root: Path | None
 ) -> None:
-    from study.reporting import compare, find_store, make_report
+    from study.reporting import compare, find_store, make_report, partial_text
 
     stores = [find_store(name, uri, root) for name, uri in zip(names, uris, strict=True)]
+    for store in stores:
+        if lacking := partial_text(store):
+            click.echo(f"warning: {lacking}", err=True)
     if len(stores) > 1:
         compare(stores, out or Path("-".join(s.name for s in stores) + "-report"))
         return

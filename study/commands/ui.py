@@ -27,7 +27,8 @@ _SIGNS = ("plan.json", "optuna.journal", "mlflow.db")
 @cluster_option
 def command(name: str | None, port: int, root: Path | None, cluster: Path | None) -> None:
     """Serve until interrupted. Without a name: the study that ran last, and its neighbours."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, too
+        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     if cluster is not None:
         _through_tunnel(cluster, name, port, root)
         return

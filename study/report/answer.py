@@ -23,8 +23,7 @@ class Answer:
 
 def answer(findings: Findings) -> Answer:
     """Best loss, how sure, which knobs to set and which to leave."""
-    board = findings.leaderboard
-    ranked = board[(board["loss"] != UNTRAINED) & board["best"].notna()]
+    ranked = _ranked(findings)
     if ranked.empty:
         return Answer("No loss has a score yet.", (("So far", _counts(findings)),))
     best, headline = _headline(findings, ranked)
@@ -37,11 +36,34 @@ def answer(findings: Findings) -> Answer:
     return Answer(headline, tuple(points))
 
 
+def leader(findings: Findings) -> str:
+    """The loss that the headline names; empty while none has a score.
+
+    By confirmed test scores once every loss has them, as `best_draws` says.
+    """
+    ranked = _ranked(findings)
+    if ranked.empty:
+        return ""
+    rows = findings.best if _is_race(findings, ranked) else ranked
+    return str(rows["loss"].iloc[0])
+
+
+def _ranked(findings: Findings) -> pd.DataFrame:
+    board = findings.leaderboard
+    return board[(board["loss"] != UNTRAINED) & board["best"].notna()]
+
+
+def _is_race(findings: Findings, ranked: pd.DataFrame) -> bool:
+    """Whether enough seeds were repeated to say how likely each loss is the best."""
+    return len(findings.best) >= min(2, len(ranked))
+
+
 def _headline(findings: Findings, ranked: pd.DataFrame) -> tuple[str, str]:
     objective = metric_label(str(findings.table.protocol.get("objective", "score")))
-    if len(findings.best) >= min(2, len(ranked)):
+    best = leader(findings)
+    if _is_race(findings, ranked):
         top = findings.best.iloc[0]
-        best, value = str(top["loss"]), float(top["score"])
+        value = float(top["score"])
         sure = float(top["probability"])
         if len(findings.best) > 1 and sure < 0.95:
             second = str(findings.best["loss"].iloc[1])
@@ -50,7 +72,6 @@ def _headline(findings: Findings, ranked: pd.DataFrame) -> tuple[str, str]:
             words = f"Use {best}: {objective} {score(value)}"
         where = "test classes" if findings.best_split == "test" else "validation classes"
         return best, f"{words} on {where}."
-    best = str(ranked["loss"].iloc[0])
     words = f"Use {best}"
     if len(ranked) > 1:
         words = f"{best} leads, but {ranked['loss'].iloc[1]} may be as good"

@@ -16,20 +16,22 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import DataError, IntegrityError
 
 from study.errors import StudyError
 from study.tracking import records as names
 from study.tracking.address import with_driver
 from study.tracking.fetch import RunRow, fetch_runs
+from study.tracking.probe import refuse_foreign
 
 BATCH_METRICS = 800
 BATCH_OTHERS = 100
 TAG_LENGTH = 8000
 PARAM_LENGTH = 6000
+KIND_OF_EXPERIMENT = "mlflow.experimentKind"
 
 PERMANENT = {
     "INVALID_PARAMETER_VALUE",
-    "BAD_REQUEST",
     "RESOURCE_DOES_NOT_EXIST",
     "RESOURCE_ALREADY_EXISTS",
     "MALFORMED_REQUEST",
@@ -63,13 +65,16 @@ class Home:
     Args:
         uri: Tracking URI (sqlite, PostgreSQL or a server).
         experiment: Name of the study's experiment; it holds this study alone.
+        study_id: The study's own; an experiment with another is not touched.
         artifact_root: Where a new experiment of a database store keeps artifacts; None leaves it
             to the server.
     """
 
-    def __init__(self, uri: str, *, experiment: str, artifact_root: Path | None) -> None:
+    def __init__(
+        self, uri: str, *, experiment: str, artifact_root: Path | None, study_id: str = ""
+    ) -> None:
         self._client = MlflowClient(tracking_uri=with_driver(uri))
-        self._experiment = experiment
+        self._experiment, self._study_id = experiment, study_id
         self._artifact_root = artifact_root
         self._experiment_id = ""
         self._runs: dict[Key, KnownRun] = {}
@@ -87,13 +92,16 @@ class Home:
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             root = self._artifact_root.absolute().as_uri() if self._artifact_root else None
-            experiment_id = self._client.create_experiment(self._experiment, artifact_location=root)
-        elif found.lifecycle_stage == "deleted":
-            raise StudyError(
-                f"The MLflow experiment {self._experiment!r} was deleted: restore it, or give the "
-                "study another name."
+            experiment_id = self._client.create_experiment(
+                self._experiment, artifact_location=root, tags=self._mark()
             )
         else:
+            refuse_foreign(
+                found.lifecycle_stage,
+                found.tags,
+                experiment=self._experiment,
+                study_id=self._study_id,
+            )
             experiment_id = found.experiment_id
         self._learn(experiment_id)
         self._experiment_id = experiment_id
@@ -106,10 +114,13 @@ class Home:
                 f"The MLflow experiment {self._experiment!r} holds the study {held!r}, not "
                 f"{study!r}: give this study another experiment name."
             )
-        self._client.set_experiment_tag(self._experiment_id, names.STUDY, study)
-        self._client.set_experiment_tag(
-            self._experiment_id, "mlflow.experimentKind", "custom_model_development"
-        )
+        # The id before the name: a study with a name and no id is one of an earlier version.
+        marks = {**self._mark(), names.STUDY: study, KIND_OF_EXPERIMENT: "custom_model_development"}
+        for key, value in marks.items():
+            self._client.set_experiment_tag(self._experiment_id, key, value)
+
+    def _mark(self) -> dict[str, str]:
+        return {names.STUDY_ID: self._study_id} if self._study_id else {}
 
     def known(self, key: Key) -> KnownRun:
         """The run of this key; RefusedError when there is none."""
@@ -172,11 +183,14 @@ class Home:
     def log_best(
         self, run: KnownRun, *, key: str, value: float, number: int, moment: float
     ) -> None:
-        """Log the best score so far, with the trial's number as step; told again, it is not."""
+        """Log the best score so far, with the trial's number as step; told again, it is not.
+
+        A trial that ends after later ones, and is better, takes the next step: one value each.
+        """
         before, step = run.best.get(key, (-float("inf"), -1))
         if value <= before and number <= step:
             return
-        value, step = max(value, before), max(step, number)
+        value, step = max(value, before), number if number > step else step + 1
         self._client.log_batch(run.run_id, metrics=[Metric(key, value, _millis(moment), step)])
         run.best[key] = (value, step)
 
@@ -244,7 +258,14 @@ def key_of(tags: Mapping[str, str]) -> Key | None:
 
 
 def is_permanent(error: MlflowException) -> bool:
-    """Whether repeating the request is useless."""
+    """Whether repeating the request is useless.
+
+    MLflow answers BAD_REQUEST to whatever a database says but that it is not there: of that, only
+    what the database has against the values themselves is for good. A database that is read-only
+    for a while, or full, will take them later. Both ways to a database quote SQLAlchemy's code.
+    """
+    if error.error_code == "BAD_REQUEST":
+        return any(f"/{code})" in str(error) for code in (DataError.code, IntegrityError.code))
     return error.error_code in PERMANENT
 
 

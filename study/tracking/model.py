@@ -28,6 +28,7 @@ from study.tracking.address import with_driver
 from study.tracking.fetch import reader_settings
 
 MODEL_NAME = "embedding"
+ALIAS = "winner"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def log_model(
 
     Returns:
         The address for `mlflow models serve -m`, e.g. `models:/my-study/1`. A trial that has a
-        version already keeps it.
+        version already keeps it. `models:/my-study@winner` is always the one logged last.
     """
     uri = with_driver(uri)
     client = MlflowClient(tracking_uri=uri)
@@ -93,6 +94,7 @@ def log_model(
         run_id, experiment_id = _run_of(client, study, trial)
         for version in client.search_model_versions(f"name = '{study}'"):
             if version.run_id == run_id:
+                client.set_registered_model_alias(study, ALIAS, version.version)
                 return f"models:/{study}/{version.version}"
         program = Path(folder, "program.pt2")
         size = export(network, inputs, program)
@@ -112,6 +114,7 @@ def log_model(
             signature=ModelSignature(Schema([inputs.spec]), Schema([output])),
             pip_requirements=_requirements(),
         )
+        client.set_registered_model_alias(study, ALIAS, str(info.registered_model_version))
     return f"models:/{study}/{info.registered_model_version}"
 
 

@@ -28,8 +28,9 @@ from search_spaces.space import Space, Value
 from study.errors import StudyError, nearest
 from study.table import COLUMNS, KNOB, METRIC, TrialTable
 from study.tracking import records as names
-from study.tracking.address import with_driver
+from study.tracking.address import is_database, with_driver
 from study.tracking.fetch import History, RunRow, fetch_history, fetch_runs, reader_settings
+from study.tracking.probe import check_store
 from study.tracking.redaction import redact
 
 SCORE_STD = "score_std"
@@ -117,6 +118,9 @@ def _asking(uri: str) -> Iterator[MlflowClient]:
     # MLflow would make its tables in an empty file: a reader makes nothing.
     if parts.scheme == "sqlite" and not (path.exists() and path.stat().st_size):
         raise StudyError(f"There is no tracking store at {path}.")
+    # MLflow would ask a database that is down for minutes, and show a missing driver's traceback.
+    if is_database(uri) and (problem := check_store(uri)):
+        raise StudyError(problem)
     with reader_settings():
         try:
             yield MlflowClient(tracking_uri=with_driver(uri))
@@ -151,6 +155,8 @@ def _plan(client: MlflowClient, experiment_id: str) -> dict[str, Any]:
     runs = fetch_runs(client, experiment_id, {names.KIND: "study"})
     if not runs:
         raise StudyError("The study's parent run is missing from the tracking store.")
+    if (known := names.plan_of(runs[0].tags)) is not None:
+        return known
     with tempfile.TemporaryDirectory() as folder:
         try:
             path = client.download_artifacts(runs[0].run_id, names.PLAN_FILE, folder)

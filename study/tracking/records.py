@@ -5,10 +5,13 @@ Nothing here imports MLflow: the driver builds records, another process ships th
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
@@ -29,9 +32,14 @@ STATUS: Mapping[State, RunStatus] = {
 # Tags of the machinery carry a prefix; those people filter by (`tags.origin = "sobol"`) do not.
 KIND, STUDY, TRIAL, GROUP = "dml.kind", "dml.study", "dml.trial", "dml.group"
 OBJECTIVE = "dml.objective"
+STUDY_ID = "dml.study_id"
 PLAN_FILE = "plan.json"
+_PLAN_TAG, _PLAN_PART = "mlflow.dml.plan.", 4500
 TEST_PREFIX = "test/"
 """Keeps test scores from being sorted among validation scores in MLflow's run table."""
+
+TRAINING = re.compile(r"loss|seconds|images_per_second|lr_\w+")
+"""Metrics of training itself, which never sees the classes that a trial is scored on."""
 
 SYSTEM_PREFIX = "system/"
 """What MLflow's UI shows on a page of its own, apart from the scores."""
@@ -86,6 +94,31 @@ class TrialRecord:
         return "confirm" if self.origin == "confirm" else ""
 
 
+def plan_tags(plan: Mapping[str, Any]) -> dict[str, str]:
+    """A study's plan as tags: whoever reaches the database has it, wherever its artifacts are.
+
+    MLflow's UI shows no tags of its own prefix, and keeps a few thousand letters of each.
+    """
+    text = json.dumps(plan, ensure_ascii=False).encode()
+    packed = base64.b85encode(zlib.compress(text, 9)).decode()
+    parts = [packed[i : i + _PLAN_PART] for i in range(0, len(packed), _PLAN_PART)]
+    return {
+        f"{_PLAN_TAG}{i}": f"{len(parts)} {part}" if i == 0 else part
+        for i, part in enumerate(parts)
+    }
+
+
+def plan_of(tags: Mapping[str, str]) -> dict[str, Any] | None:
+    """The inverse of `plan_tags`; None where they are missing, as in stores of earlier versions."""
+    count, _, first = tags.get(f"{_PLAN_TAG}0", "0").partition(" ")
+    if not first:
+        return None
+    rest = [tags.get(f"{_PLAN_TAG}{i}", "") for i in range(1, int(count))]
+    plan = json.loads(zlib.decompress(base64.b85decode("".join([first, *rest]))))
+    assert isinstance(plan, dict)
+    return plan
+
+
 def encode(value: Value) -> str:
     """A setting as MLflow stores it: text that `decode` turns back into the same value.
 
@@ -136,11 +169,13 @@ def param_key(name: str, unit: str) -> str:
 def metric_key(name: str, split: Split) -> str:
     """The name of a metric in MLflow.
 
-    >>> metric_key("map_at_r", "test"), metric_key("memory_mib", "test")
-    ('test/map_at_r', 'system/memory_mib')
+    >>> metric_key("map_at_r", "test"), metric_key("memory_mib", "test"), metric_key("loss", "test")
+    ('test/map_at_r', 'system/memory_mib', 'loss')
     """
     if name in SYSTEM:
         return SYSTEM_PREFIX + name
+    if TRAINING.fullmatch(name):
+        return name
     return TEST_PREFIX + name if split == "test" else name
 
 
@@ -150,14 +185,16 @@ def metric_name(key: str) -> str:
 
 
 def run_name(record: TrialRecord, space: Space | None) -> str:
-    """A short name for MLflow's run list: `proxy_anchor-0017 α=41 δ=0.12`."""
+    """A short name for MLflow's run list, easy to type: `proxy_anchor-017 alpha=41 delta=0.12`."""
     shown = space.scientific if space is not None else {}
     if record.swept and space is not None and record.swept in space.searched:
         shown = {record.swept: space.searched[record.swept]}
     words = [
-        _shown(knob, record.knobs[name]) for name, knob in shown.items() if name in record.knobs
+        f"{name}={_shown(knob, record.knobs[name])}"
+        for name, knob in shown.items()
+        if name in record.knobs
     ]
-    return " ".join([record.trial, *words])
+    return " ".join([re.sub(r"-0(\d{3})$", r"-\1", record.trial), *words])
 
 
 def _shown(knob: Knob, value: Value) -> str:
@@ -168,4 +205,4 @@ def _shown(knob: Knob, value: Value) -> str:
     else:
         text = f"{value:.3g}"
     unit = knob.unit.strip()
-    return f"{knob.symbol}={text}" + (f" {unit}" if len(unit) > 3 else unit)
+    return text + (f" {unit}" if len(unit) > 3 else unit)

@@ -33,6 +33,7 @@ class _Trial:
     start: Record | None = None
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
     end: Record | None = None
+    host: str = ""
 
 
 class Replay:
@@ -48,6 +49,7 @@ class Replay:
         self._refuse = refuse
         self._trials: dict[str, _Trial] = {}
         self._objective = ""
+        self._unstored: dict[tuple[Any, ...], tuple[Callable[[], None], str]] = {}
         self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
         self._common["mlflow.source.type"] = "LOCAL"
 
@@ -72,6 +74,40 @@ class Replay:
             refused += self._guarded(action, record) if action else 1
         return refused + self._flush()
 
+    @property
+    def unstored(self) -> int:
+        """Files that could not be stored yet."""
+        return len(self._unstored)
+
+    @property
+    def problem(self) -> str:
+        """Why the first of them could not be."""
+        return next((reason for _, reason in self._unstored.values()), "")
+
+    def retry(self) -> int:
+        """Try once more to store those files; gives how many the store refused for good."""
+        waiting = {name: store for name, (store, _) in self._unstored.items()}
+        return sum(
+            self._guarded(partial(self._again, name, store), {"file": list(name)})
+            for name, store in waiting.items()
+        )
+
+    def _again(self, name: tuple[Any, ...], store: Callable[[], None], _: Record) -> None:
+        self._store(name, store)
+
+    def _store(self, name: tuple[Any, ...], store: Callable[[], None]) -> None:
+        """Store a file; one that cannot be now waits for `retry` and holds up nothing else."""
+        self._unstored.pop(name, None)
+        try:
+            store()
+        except RefusedError:
+            raise
+        except Exception as error:  # of whatever keeps artifacts: disks, S3, servers
+            if isinstance(error, MlflowException) and is_permanent(error):
+                raise
+            reason = f"{type(error).__name__}: {str(error).strip()}"
+            self._unstored[name] = (store, f"a file cannot be stored: {reason}")
+
     def _collect(self, record: Record) -> None:
         trial = self._trials.setdefault(record["trial"], _Trial())
         # What follows an end undoes it: the trial was started again.
@@ -80,6 +116,7 @@ class Replay:
             trial.start = record
         elif record["op"] == "epoch":
             trial.epochs.append((record["epoch"], record["at"], record["metrics"]))
+            trial.host = record.get("host", trial.host)
 
     def _flush(self) -> int:
         trials, self._trials = self._trials, {}
@@ -108,7 +145,7 @@ class Replay:
             run = self._start(trial.start)
         else:
             run = self._home.known(("trial", name))
-        tags = trial.end["words"] if trial.end else {}
+        tags = {"host": trial.host} | (trial.end["words"] if trial.end else {})
         self._home.write(run, params=params, tags=tags, epochs=trial.epochs)
         if trial.end is not None:
             self._end(run, trial.end)
@@ -167,7 +204,7 @@ class Replay:
     def _best(self, record: Record) -> None:
         """Best scores so far, on the loss and on the study: what their charts show."""
         loss, objective = record["loss"], record["objective"]
-        for key, name in ((("loss", loss), objective), (STUDY_KEY, _best_key(loss))):
+        for key, name in ((("loss", loss), _best_key(objective)), (STUDY_KEY, _best_key(loss))):
             self._home.log_best(
                 self._home.known(key),
                 key=name,
@@ -202,8 +239,11 @@ class Replay:
         self._objective = str(plan.get("protocol", {}).get("objective", ""))
         tags = {names.KIND: "study", names.STUDY: record["name"], **self._common}
         study = self._home.create(STUDY_KEY, name=record["name"], tags=tags, start=record["at"])
-        self._home.write(study, params=record["params"], tags={NOTE: record["note"]})
-        self._home.log_text(study, json.dumps(plan, ensure_ascii=False, indent=1), names.PLAN_FILE)
+        self._home.write(
+            study, params=record["params"], tags={NOTE: record["note"], **names.plan_tags(plan)}
+        )
+        text = json.dumps(plan, ensure_ascii=False, indent=1)
+        self._store(("plan",), partial(self._home.log_text, study, text, names.PLAN_FILE))
         if record["dataset"]:
             self._home.log_dataset(study, record["dataset"])
         for loss in record["losses"]:
@@ -223,7 +263,8 @@ class Replay:
 
     def _do_artifact(self, record: Record) -> None:
         run = self._home.known(self._target(record["to"]))
-        self._home.log_file(run, Path(record["path"]), record["folder"])
+        file = partial(self._home.log_file, run, Path(record["path"]), record["folder"])
+        self._store(_file(record), file)
 
     def _target(self, to: str) -> tuple[str, ...]:
         if to == "study":
@@ -239,9 +280,12 @@ class Replay:
             self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
 
 
-def _best_key(loss: str) -> str:
-    """The study's metric for a loss; the slash makes one section of charts of them."""
-    return "best/" + re.sub(r"[^\w.\-: ]", " ", loss)  # MLflow refuses `proxy_anchor+synthesis`
+def _best_key(name: str) -> str:
+    """The best so far of a metric or loss: not the metric itself, whose steps are epochs.
+
+    The slash makes one section of charts of them.
+    """
+    return "best/" + re.sub(r"[^\w.\-: ]", " ", name)  # MLflow refuses `proxy_anchor+synthesis`
 
 
 def _file(record: Record) -> tuple[Any, ...]:

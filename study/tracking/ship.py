@@ -14,13 +14,15 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from study.tracking.redaction import redact
 from study.tracking.spool import Consumer, locked
+
+if TYPE_CHECKING:
+    from study.tracking.replay import Replay
 
 CHUNK = 500
 
@@ -34,6 +36,7 @@ class Settings:
         spool: Folder of the spool.
         experiment: The study's MLflow experiment.
         artifact_root: See `Home`.
+        study_id: See `Home`.
         interval: Seconds between two rounds; what arrives in between goes in one request.
         patience: Longest wait in seconds between two attempts at a server that is down.
     """
@@ -42,6 +45,7 @@ class Settings:
     spool: str
     experiment: str
     artifact_root: str | None
+    study_id: str = ""
     interval: float = 1.0
     patience: float = 15.0
 
@@ -98,14 +102,17 @@ def ship(settings: Settings, orders: Orders) -> None:
 
 def _ship(settings: Settings, orders: Orders) -> None:
     consumer = Consumer(Path(settings.spool))
-    apply: Callable[[list[dict[str, Any]]], int] | None = None
-    pause = settings.interval
+    replay: Replay | None = None
+    pause, retry_at, hurried = settings.interval, 0.0, False
     while True:
         records, place = consumer.read(CHUNK)
         try:
-            if apply is None:
-                apply = _replay(settings, consumer)
-            refused = apply(records) if records else 0
+            if replay is None:
+                replay = _replay(settings, consumer)
+            refused = replay.apply(records) if records else 0
+            if replay.unstored and (hurried or time.monotonic() >= retry_at):
+                refused += replay.retry()
+                retry_at = time.monotonic() + settings.patience
         except Exception as error:
             reason = _reason(error)
             if reason != consumer.status.error:  # a server may be away for days
@@ -118,12 +125,16 @@ def _ship(settings: Settings, orders: Orders) -> None:
             pause = settings.interval if hurried else min(2 * pause, settings.patience)
             continue
         pause = settings.interval
-        if place != consumer.status.acknowledged or consumer.status.error:
-            consumer.acknowledge(place, refused=refused)
+        consumer.acknowledge(
+            place,
+            refused=refused,
+            unstored=replay.unstored,
+            error=_short(replay.problem),
+        )
         if len(records) < CHUNK:
             if orders.closed and not records:
                 return
-            orders.wait(settings.interval)
+            hurried = orders.wait(settings.interval)
 
 
 def main() -> None:
@@ -139,20 +150,29 @@ def main() -> None:
     ship(settings, orders)
 
 
-def _replay(settings: Settings, consumer: Consumer) -> Callable[[list[dict[str, Any]]], int]:
+def _replay(settings: Settings, consumer: Consumer) -> Replay:
     from study.tracking.home import Home
     from study.tracking.local import prepare
     from study.tracking.replay import Replay
 
     prepare(settings.uri)
     root = Path(settings.artifact_root) if settings.artifact_root else None
-    home = Home(settings.uri, experiment=settings.experiment, artifact_root=root)
-    return Replay(home, refuse=consumer.refuse).apply
+    home = Home(
+        settings.uri,
+        experiment=settings.experiment,
+        artifact_root=root,
+        study_id=settings.study_id,
+    )
+    return Replay(home, refuse=consumer.refuse)
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return redact(f"{type(error).__name__}: {lines[0]}")[:500]
+    return _short(f"{type(error).__name__}: {str(error).strip()}")
+
+
+def _short(text: str) -> str:
+    """One line for people, without the statement that a database quotes."""
+    return redact(" ".join(text.split("[SQL:")[0].split()))[:500]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,13 +42,15 @@ class Status:
 
     Args:
         acknowledged: Everything before it is in the tracking store.
-        error: Why nothing can be shipped at the moment; empty when all is well.
+        error: Why records cannot be shipped, or files not stored, at the moment; else empty.
         refused: Records the store refused for good; they are in `refused.jsonl`.
+        unstored: Files that could not be stored yet.
     """
 
     acknowledged: Position = START
     error: str = ""
     refused: int = 0
+    unstored: int = 0
 
 
 class Spool:
@@ -169,9 +171,20 @@ class Consumer:
                 place = Position(known[index + 1], 0)
         return records, place
 
-    def acknowledge(self, place: Position, *, refused: int = 0) -> None:
-        """Everything before `place` is in the store; whole segments before it are deleted."""
-        self._write_status(Status(place, "", self.status.refused + refused))
+    def acknowledge(
+        self, place: Position, *, refused: int = 0, unstored: int = 0, error: str = ""
+    ) -> None:
+        """Everything before `place` is in the store; whole segments before it are deleted.
+
+        Args:
+            place: Behind what was shipped.
+            refused: How many of the records the store refused.
+            unstored: Files that could not be stored yet, and
+            error: why.
+        """
+        status = Status(place, error, self.status.refused + refused, unstored)
+        if status != self.status:
+            self._write_status(status)
         for segment in segments(self.folder):
             if segment < place.segment:
                 segment_path(self.folder, segment).unlink(missing_ok=True)
@@ -187,7 +200,7 @@ class Consumer:
     def report(self, error: str) -> None:
         """Say why nothing is shipped."""
         if error != self.status.error:
-            self._write_status(Status(self.status.acknowledged, error, self.status.refused))
+            self._write_status(replace(self.status, error=error))
 
     def refuse(self, record: Mapping[str, Any], reason: str) -> None:
         """Keep a record that the store will never take."""
@@ -202,6 +215,7 @@ class Consumer:
                 "acknowledged": list(status.acknowledged),
                 "error": status.error,
                 "refused": status.refused,
+                "unstored": status.unstored,
             }
         )
         draft = self.folder / "status.json.new"
@@ -219,9 +233,19 @@ def read_status(folder: Path) -> Status:
     try:
         data = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         segment, offset = data["acknowledged"]
-        return Status(Position(int(segment), int(offset)), str(data["error"]), int(data["refused"]))
+        counts = int(data["refused"]), int(data.get("unstored", 0))
+        return Status(Position(int(segment), int(offset)), str(data["error"]), *counts)
     except (OSError, ValueError, KeyError):
         return Status()
+
+
+def is_waiting(folder: Path) -> bool:
+    """Whether some records, or files, are not in the store yet."""
+    status = read_status(folder)
+    behind = [s for s in segments(folder) if s >= status.acknowledged.segment]
+    ends = [Position(s, segment_path(folder, s).stat().st_size) for s in behind]
+    first = status.acknowledged
+    return bool(status.unstored) or any(end > first and end.offset for end in ends)
 
 
 def segments(folder: Path) -> list[int]:

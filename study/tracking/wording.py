@@ -6,12 +6,15 @@ Nothing here imports MLflow.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from search_spaces import TRAINING_KNOBS, get_space
 from search_spaces.space import Space, describe
+from study.table import State
 from study.tracking.records import TrialRecord, encode, param_key, run_name
+from study.tracking.redaction import redact_all
 
 
 def describe_trial(
@@ -38,6 +41,48 @@ def describe_trial(
         },
         "more_tags": {key: str(value) for key, value in record.tags.items()},
     }
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a trial ended, as `Tracker.trial_ended` is told."""
+
+    state: State
+    error: str
+    host: str
+    seconds: float | None
+
+
+def describe_end(
+    record: TrialRecord | None,
+    score: float | None,
+    end: Ending,
+    *,
+    objective: str,
+    secrets: Sequence[str],
+) -> dict[str, Any]:
+    """How a trial ended, and its score if its loss may boast of it."""
+    last = (end.error.strip().splitlines() or [""])[-1]
+    last = redact_all(last, secrets)  # whole, before it is cut
+    words = {"state": end.state, "error": last[:500], "host": end.host}
+    if end.seconds is not None:
+        words["seconds"] = encode(float(end.seconds))
+    fields: dict[str, Any] = {"state": end.state, "words": words}
+    if record is not None and end.state == "finished" and record.split == "validation":
+        fields |= {"best": score, "loss": record.loss, "number": record.number}
+        fields["objective"] = objective
+    return fields
+
+
+def is_plain(value: object) -> bool:
+    """Whether a setting of the protocol is a parameter of the parent run."""
+    return isinstance(value, bool | int | float | str)
+
+
+def dataset_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan says of its data."""
+    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
+    return {"name": info} if isinstance(info, str) else dict(info)
 
 
 def units_of(loss: str, space: Space | None) -> dict[str, str]:

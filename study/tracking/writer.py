@@ -21,13 +21,13 @@ from typing import Any, Literal
 from search_spaces.space import Space
 from study.errors import StudyError
 from study.table import State
+from study.tracking import wording
 from study.tracking.address import is_database
 from study.tracking.local import ARTIFACTS
 from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
-from study.tracking.wording import describe_trial, loss_note, units_of
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 10.0
@@ -47,6 +47,7 @@ class Tracker:
         artifact_root: Where a new experiment of a database store keeps its artifacts; None for
             `artifacts` beside the spool. A server decides itself.
         experiment: MLflow experiment of the study, normally the study's name.
+        study_id: See `Home`.
         interval: Seconds over which records are put together into one request.
         patience: Longest wait in seconds between two attempts at a server that is down.
 
@@ -61,6 +62,7 @@ class Tracker:
         spool: Path,
         artifact_root: Path | None,
         experiment: str,
+        study_id: str = "",
         interval: float = 1.0,
         patience: float = 15.0,
     ) -> None:
@@ -70,6 +72,7 @@ class Tracker:
             uri=uri,
             spool=str(spool.absolute()),
             experiment=experiment,
+            study_id=study_id,
             artifact_root=str(artifact_root.absolute()) if artifact_root else None,
             interval=interval,
             patience=patience,
@@ -85,6 +88,7 @@ class Tracker:
         self._units: dict[str, dict[str, str]] = {}
         self._objective = ""
         self._open: dict[str, tuple[TrialRecord, float | None]] = {}
+        self._hosts: dict[str, str] = {}
         self._said, self._said_lost = "", False
         self._shipper: subprocess.Popen[bytes] | None = None
         self._shipper_since = 0.0
@@ -113,9 +117,9 @@ class Tracker:
             plan=plan,
             losses=list(losses),
             note=note,
-            params={k: encode(v) for k, v in protocol.items() if _is_plain(v)},
-            dataset=_dataset(plan),
-            loss_notes={loss: loss_note(space) for loss, space in self._spaces.items()},
+            params={k: encode(v) for k, v in protocol.items() if wording.is_plain(v)},
+            dataset=wording.dataset_of(plan),
+            loss_notes={loss: wording.loss_note(space) for loss, space in self._spaces.items()},
         )
 
     def trial_started(self, record: TrialRecord) -> None:
@@ -153,11 +157,17 @@ class Tracker:
             for epoch, values in sorted(curve.items())
         }
         score = curve[max(curve)].get(self._objective) if curve else None
-        ending = self._ending(record, score, state, error, host, seconds)
+        ending = self._ending(record, score, wording.Ending(state, error, host, seconds))
         self._append("settle", timestamp, curve=known, **(ending | self._described(record)))
 
     def epoch(
-        self, trial: str, epoch: int, metrics: Mapping[str, float], *, timestamp: float
+        self,
+        trial: str,
+        epoch: int,
+        metrics: Mapping[str, float],
+        *,
+        timestamp: float,
+        host: str = "",
     ) -> None:
         """The trial's metrics after an epoch; an epoch that was logged before is not again."""
         record, score = self._open.get(trial, (None, None))
@@ -165,7 +175,9 @@ class Tracker:
             self._open[trial] = (record, metrics.get(self._objective, score))
         split = record.split if record is not None else "validation"
         values = {metric_key(name, split): float(value) for name, value in metrics.items()}
-        self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values)
+        news = {"host": host} if host != self._hosts.get(trial, "") else {}
+        self._hosts |= {trial: host} if news else {}
+        self._append("epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values, **news)
 
     def trial_ended(
         self,
@@ -188,7 +200,8 @@ class Tracker:
             timestamp: When it ended.
         """
         record, score = self._open.pop(trial, (None, None))
-        ending = self._ending(record, score, state, error, host, seconds)
+        self._hosts.pop(trial, None)
+        ending = self._ending(record, score, wording.Ending(state, error, host, seconds))
         self._append("end", timestamp, trial=trial, **ending)
 
     def baseline(self, split: Split, metrics: Mapping[str, float]) -> None:
@@ -217,14 +230,19 @@ class Tracker:
     def flush(self, timeout: float) -> bool:
         """Wait until the store has everything; False when it has not after `timeout` seconds.
 
-        False too when records were lost because neither disk nor memory had room for them.
+        False too when records were lost because neither disk nor memory had room for them. Files
+        that cannot be stored are not waited for: `close` does that.
         """
+        return self._wait(timeout, files=False)
+
+    def _wait(self, timeout: float, *, files: bool) -> bool:
         end = time.monotonic() + timeout
         self._revive_shipper()
         asked = 0.0
         while True:
-            target = self._spool.end()
-            if not self._spool.held and self.status().acknowledged >= target:
+            target, status = self._spool.end(), self.status()
+            shipped = not self._spool.held and status.acknowledged >= target
+            if shipped and not (files and status.unstored):
                 return not self._spool.dropped
             now = time.monotonic()
             if now >= end:
@@ -243,7 +261,7 @@ class Tracker:
         """Ship what is left, at most so long; what remains is shipped next time (then False)."""
         if self._shipper is None:
             return True
-        done = self.flush(timeout)
+        done = self._wait(timeout, files=True)
         shipper, self._shipper = self._shipper, None
         with contextlib.suppress(OSError):
             assert shipper.stdin is not None
@@ -273,29 +291,13 @@ class Tracker:
         """A trial as its run will show it."""
         space = self._spaces.get(record.loss)
         if record.loss not in self._units:
-            self._units[record.loss] = units_of(record.loss, space)
-        return describe_trial(record, space, self._units[record.loss])
+            self._units[record.loss] = wording.units_of(record.loss, space)
+        return wording.describe_trial(record, space, self._units[record.loss])
 
-    def _ending(
-        self,
-        record: TrialRecord | None,
-        score: float | None,
-        state: State,
-        error: str,
-        host: str,
-        seconds: float | None,
-    ) -> dict[str, Any]:
-        """How a trial ended, and its score if its loss may boast of it."""
-        last = (error.strip().splitlines() or [""])[-1]
-        last = redact_all(last, self._secrets)  # whole, before it is cut
-        words = {"state": state, "error": last[:500], "host": host}
-        if seconds is not None:
-            words["seconds"] = encode(float(seconds))
-        fields: dict[str, Any] = {"state": state, "words": words}
-        if record is not None and state == "finished" and record.split == "validation":
-            fields |= {"best": score, "loss": record.loss, "number": record.number}
-            fields["objective"] = self._objective
-        return fields
+    def _ending(self, record: TrialRecord | None, score: float | None, end: wording.Ending) -> Any:
+        return wording.describe_end(
+            record, score, end, objective=self._objective, secrets=self._secrets
+        )
 
     def _append(self, op: str, moment: float, **fields: Any) -> None:
         for name in _FREE_WORDS & fields.keys():
@@ -340,12 +342,3 @@ class Tracker:
             with contextlib.suppress(OSError, ValueError):
                 self._shipper.stdin.write(b"!")
                 self._shipper.stdin.flush()
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | int | float | str)
-
-
-def _dataset(plan: Mapping[str, Any]) -> dict[str, Any]:
-    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
-    return {"name": info} if isinstance(info, str) else dict(info)

@@ -30,8 +30,8 @@ class Listener(Protocol):
     def started(self, job: Job) -> None:
         """A trial starts, or starts again."""
 
-    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float]) -> None:
-        """A trial finished an epoch."""
+    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
+        """A trial finished an epoch there."""
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A trial ended."""
@@ -124,7 +124,7 @@ class Desk:
         if epoch > self.ledger.epochs_done(trial):  # not what its checkpoint repeats
             self._losses.pop(trial, None)
         told = {"score_std": spread} if math.isfinite(spread) else {}
-        self._listener.epoch(job, epoch, {**_metrics(result), **told})
+        self._listener.epoch(job, epoch, {**_metrics(result), **told}, str(result.get("host", "")))
         low = self.ledger.report(trial, epoch, score)
         if state == "finished" or low:
             self._end(

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from study.checks import describe_data, open_data
+from study.checks import check_tracking, describe_data, open_data
 from study.finishing import Refresher, publish
 from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress, Split
 from study.plan import Plan
 from study.tracking.local import relocate
+from study.tracking.watch import Watch
 from study.tracking.writer import Tracker
 from study.tuning.describing import open_tracking, trial_tags
 from study.tuning.desk import Desk, Listener
@@ -46,8 +47,10 @@ class RunSummary:
         finished: Whether everything planned was run.
         progress: How far each loss is.
         seconds: Wall-clock time of this run.
-        tracked: Whether everything reached MLflow (else it waits in the spool).
+        tracked: Whether everything reached MLflow (else it waits in the spool), and
+        tracking_error: why not.
         warnings: How many lines were added to the study's warnings.txt.
+        refused: How many records MLflow refused for good, in this run.
     """
 
     finished: bool
@@ -55,6 +58,8 @@ class RunSummary:
     seconds: float
     tracked: bool
     warnings: int = 0
+    refused: int = 0
+    tracking_error: str = ""
 
 
 def run(
@@ -91,6 +96,8 @@ def run(
     with home.locked():
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
+        if problem := check_tracking(plan):
+            warned(f"{problem}; records wait in the study's spool")
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir())
         data = describe_data(plan, bench)
@@ -101,7 +108,9 @@ def run(
             spool=home.spool,
             artifact_root=home.artifact_root(plan),
             experiment=plan.name,
+            study_id=plan.study_id,
         ) as tracker:
+            refused_before = tracker.status().refused
             open_tracking(tracker, plan, data, ledger.samplers())
             tags = trial_tags(data)
             tell_again(tracker, plan, home.directory, tags)
@@ -120,16 +129,28 @@ def run(
                     Refresher(home, plan, tracker, seconds=pause) as refresher,
                     growth(plan.name, resources) as grown,
                 ):
-                    show = _shower(desk, tick, refresher, grown, Patience(resources, warned))
+                    lasting = Patience(resources, warned), Watch(tracker.status, warned)
+                    show = _shower(desk, tick, refresher, grown, lasting)
                     show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
             finished = ledger.is_finished()
-            if finished and report:
-                publish(home, plan, tracker, bench, ledger, say)
-            tracker.end_study(state="FINISHED" if finished else "KILLED")
+            try:
+                if finished and report:
+                    publish(home, plan, tracker, bench, ledger, say, warned)
+            finally:
+                tracker.end_study(state="FINISHED" if finished else "KILLED")
             tracked = tracker.close()
+            told = tracker.status()
         seconds = time.monotonic() - started
-        return RunSummary(finished, ledger.progress(), seconds, tracked, warned.count)
+        return RunSummary(
+            finished=finished,
+            progress=ledger.progress(),
+            seconds=seconds,
+            tracked=tracked,
+            warnings=warned.count,
+            refused=told.refused - refused_before,
+            tracking_error=told.error,
+        )
 
 
 def _open_desk(
@@ -149,7 +170,11 @@ def _open_desk(
 
 
 def _shower(
-    desk: Desk, tick: Tick | None, refresher: Refresher, grown: Growth, patience: Patience
+    desk: Desk,
+    tick: Tick | None,
+    refresher: Refresher,
+    grown: Growth,
+    lasting: tuple[Patience, Watch],
 ) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
@@ -157,7 +182,8 @@ def _shower(
         progress = desk.progress()
         refresher.tick(progress)
         grown.update(sum(p.planned - p.ended for p in progress))
-        patience.update()
+        for trouble in lasting:
+            trouble.update()
         if tick is not None:
             tick(progress, desk.running())
 

@@ -42,9 +42,9 @@ class TrackingListener:
         """A trial starts, or starts again."""
         self._tracker.trial_started(self._describe(job, started=self._clock()))
 
-    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float]) -> None:
-        """A trial finished an epoch."""
-        self._tracker.epoch(job.trial, epoch, metrics, timestamp=self._clock())
+    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
+        """A trial finished an epoch there."""
+        self._tracker.epoch(job.trial, epoch, metrics, timestamp=self._clock(), host=host)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A trial ended."""

@@ -63,7 +63,7 @@ class Shown:
 
     def trial(self, number: int) -> str:
         """The whole name of a trial's run."""
-        return next(name for name in self.runs if name.startswith(f"{self.loss}-{number:04d} "))
+        return next(name for name in self.runs if name.startswith(f"{self.loss}-{number:03d} "))
 
     @property
     def data(self) -> str:

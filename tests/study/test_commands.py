@@ -436,6 +436,21 @@ def test_a_plan_with_a_password_is_for_its_owner_alone(study: Any, uri: str, pri
     assert (mode == 0o600) == private
 
 
+def test_a_store_that_cannot_be_opened_is_said_before_anything_runs(
+    study: Any, tmp_path: Path
+) -> None:
+    file = write(changed(tracking={"uri": "mysql://ada:s3cret@db/x"}))
+    for command in ("check", "run"):
+        done = study(command, file)
+        assert done.code == 2
+        assert "cannot be opened" in done.err
+        assert "s3cret" not in done.err
+    assert not (tmp_path / "studies").exists()
+    down = study("check", write(changed(tracking={"uri": "http://127.0.0.1:9"})))
+    assert down.code == 0
+    assert "warning: the tracking store http://127.0.0.1:9 does not answer" in down.err
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The stores that `study ui` would serve; tracking/test_servers.py starts real servers."""

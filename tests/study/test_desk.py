@@ -28,7 +28,7 @@ class Listener:
     def started(self, job: Job) -> None:
         pass
 
-    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float]) -> None:
+    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
         pass
 
     def ended(self, job: Job, outcome: Outcome) -> None:

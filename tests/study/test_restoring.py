@@ -69,7 +69,7 @@ class Session:
         # As a trial that goes on from its checkpoint: it repeats the last report.
         for epoch in range(max(self.ledger.epochs_done(job.trial), 1), upto + 1):
             metrics = self._metrics(job, epoch)
-            self._listener.epoch(job, epoch, metrics)
+            self._listener.epoch(job, epoch, metrics, "n")
             self.ledger.report(job.trial, epoch, metrics["map_at_r"])
 
     def _end(self, job: Job, outcome: Outcome, metrics: dict[str, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -77,7 +78,7 @@ def test_confirm_reads_the_test_classes_and_registers_the_winner(real_study: Stu
     import mlflow
     import numpy as np
 
-    from study.requests import confirm_jobs
+    from study.requests import confirm_jobs, confirm_seed
     from study.running import incumbents
 
     plan = load_plan(real_study.directory)
@@ -92,7 +93,12 @@ def test_confirm_reads_the_test_classes_and_registers_the_winner(real_study: Stu
     text = (real_study.report / "index.html").read_text(encoding="utf-8")
     assert "best test epoch" in text
     mlflow.set_tracking_uri(real_study.tracking_uri(plan))
-    model = mlflow.pyfunc.load_model(f"models:/{plan.name}/1")
+    kept = mlflow.MlflowClient().get_model_version_by_alias(plan.name, "winner")
+    winner = trials.set_index("trial").loc[kept.tags["dml.trial"]]
+    said = json.loads((real_study.report / "report.json").read_text(encoding="utf-8"))
+    assert winner["loss"] == said["probability_best"]["losses"][0]["loss"]
+    assert winner["seed"] == confirm_seed(plan, 0)
+    model = mlflow.pyfunc.load_model(f"models:/{plan.name}@winner")
     vectors = np.asarray(model.predict(np.zeros((2, 28, 28, 1), dtype=np.uint8)))
     assert vectors.shape == (2, 16)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
@@ -110,6 +116,7 @@ def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_p
     before = page.read_bytes()
     page.write_text("an older report", encoding="utf-8")
     fields: dict[str, Any] = {"artifact_root": None, "experiment": plan.name}
+    fields["study_id"] = plan.study_id
     with (
         Tracker(uri, spool=real_study.spool, **fields) as tracker,
         Refresher(real_study, plan, tracker, seconds=0.0) as refresher,

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import mlflow
 import numpy as np
@@ -23,9 +24,14 @@ from mlflow import MlflowClient
 from torch import nn
 
 from study.errors import StudyError
+from study.finishing import whole_network
 from study.tracking.local import default_uri, relocate
-from study.tracking.model import Features, Images, log_model
+from study.tracking.model import Features, Images, export, log_model
 from study.tracking.server import free_port
+from trainables.backbone import build_backbone
+from trainables.model import EmbeddingModel, pool
+from trainables.settings import Settings
+from trainables.workbench import Bench
 
 
 def _network() -> nn.Module:
@@ -87,6 +93,24 @@ def test_features_and_unknown_trials(store: Path) -> None:
     assert model.metadata.signature.outputs.inputs[0].shape == (-1, 4)
     with pytest.raises(StudyError, match="no trial 'circle-9999'"):
         log_model(uri, study="groceries", trial="circle-9999", network=network, inputs=Features(12))
+
+
+def test_a_frozen_backbone_of_tokens_travels_with_the_model(tmp_path: Path) -> None:
+    backbone = build_backbone("test_vit", in_channels=3, image_size=32, frozen=True)
+    head = EmbeddingModel(
+        None, backbone.num_features, Settings(embedding_dim=8, pooling="max")
+    ).eval()
+    bench = Bench(cast(Any, None), {"frozen": True}, backbone, 32, tmp_path)
+    network, inputs = whole_network(bench, head)
+    assert export(network, inputs, tmp_path / "program.pt2") == 8
+    assert isinstance(inputs, Images)
+    program = torch.export.load(tmp_path / "program.pt2").module()
+    for count in (1, 5):
+        images = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8)
+        batch = (images / 255 - torch.tensor(inputs.mean)) / torch.tensor(inputs.std)
+        with torch.inference_mode():
+            expected = head(pool(backbone(batch.permute(0, 3, 1, 2)), "max"))
+            torch.testing.assert_close(program(images), expected, rtol=1e-3, atol=1e-5)
 
 
 def _in_another_process(

@@ -18,6 +18,7 @@ from study.errors import StudyError
 from study.table import COLUMNS, ORIGINS, STATES, TrialTable
 from study.tracking.local import default_uri, relocate
 from study.tracking.reader import list_studies, read_table, study_path
+from study.tracking.records import plan_of, plan_tags
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,32 @@ def test_types_are_those_of_the_values(table: TrialTable) -> None:
     assert table.trials["knob.delta"].isna().tolist() == [True] * 9 + [False] * 9
     assert set(table.trials["origin"]) == set(ORIGINS)
     assert set(table.trials["state"]) == set(STATES) - {"running"}
+
+
+def test_the_plan_is_in_the_database_and_in_the_artifacts(
+    finished: Path, table: TrialTable, tmp_path: Path
+) -> None:
+    shutil.copy(finished / "mlflow.db", tmp_path)  # as PostgreSQL is seen from another machine
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        store.execute("UPDATE runs SET artifact_uri = 'file:///nowhere'")
+    there = read_table(default_uri(tmp_path), "groceries")
+    assert (there.protocol, there.spaces) == (table.protocol, table.spaces)
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    shutil.copy(finished / "mlflow.db", earlier)
+    with sqlite3.connect(earlier / "mlflow.db") as store:
+        store.execute("DELETE FROM tags WHERE key LIKE '%plan%'")
+    there = read_table(default_uri(earlier), "groceries")
+    assert (there.protocol, there.spaces) == (table.protocol, table.spaces)
+
+
+def test_a_long_plan_takes_several_tags() -> None:
+    noise = [uuid.uuid4().hex for _ in range(1000)]
+    tags = plan_tags({"spaces": {}, "noise": noise})
+    assert len(tags) > 3
+    assert max(map(len, tags.values())) < 5000
+    assert plan_of(tags) == {"spaces": {}, "noise": noise}
+    assert plan_of({}) is None
 
 
 def test_rows_tell_what_happened(table: TrialTable, story: Any) -> None:
@@ -171,6 +198,7 @@ def test_a_moved_study_is_found_again(finished: Path, tmp_path: Path) -> None:
                 f"UPDATE {table} SET {column} = replace({column}, ?, '/former/place')",
                 (str(finished),),
             )
+        connection.execute("DELETE FROM tags WHERE key LIKE '%plan%'")  # of an earlier version
     with pytest.raises(StudyError, match=r"plan\.json cannot be read"):
         read_table(default_uri(moved), "groceries")
     assert relocate(moved) > 10

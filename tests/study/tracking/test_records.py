@@ -43,13 +43,13 @@ def test_integers_come_back_as_integers() -> None:
 
 def test_a_run_is_named_by_trial_and_scientific_knobs(story: Any) -> None:
     name = run_name(story.record("proxy_anchor", 17), story.spaces["proxy_anchor"])
-    assert name == "proxy_anchor-0017 α=9.33 δ=0.1"
+    assert name == "proxy_anchor-017 alpha=9.33 delta=0.1"
     name = run_name(story.record("circle", 3), story.spaces["circle"])
-    assert name == "circle-0003 γ=22.4 m=0.1rad"
+    assert name == "circle-003 alpha=22.4 m=0.1rad"
     large = story.record("circle", 3, knobs={"alpha": 1024.3, "m": 0.00012})
-    assert run_name(large, story.spaces["circle"]) == "circle-0003 γ=1024 m=0.00012rad"
+    assert run_name(large, story.spaces["circle"]) == "circle-003 alpha=1024 m=0.00012rad"
     swept = story.record("circle", 3, origin="sweep", swept="batch_size")
-    assert run_name(swept, story.spaces["circle"]) == "circle-0003 B=177 images"
+    assert run_name(swept, story.spaces["circle"]) == "circle-003 batch_size=177 images"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -18,10 +20,12 @@ from typing import Any
 
 import psutil
 import pytest
+import sqlalchemy
 from mlflow import MlflowClient
 
 from study.errors import StudyError
 from study.tracking.address import with_driver
+from study.tracking.probe import check_store
 from study.tracking.reader import read_table
 from study.tracking.server import free_port, serve
 
@@ -207,7 +211,13 @@ def test_token_and_certificate_pass_through(
     story.trial(tracker, story.record("circle", 1))
     assert tracker.close(60.0)
     assert read_table(address, "guarded").trials["trial"].tolist() == ["circle-0001"]
+    assert check_store(address) == ""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "another-word")
+    with pytest.raises(StudyError, match="refuses"):
+        check_store(address)
     monkeypatch.delenv("MLFLOW_TRACKING_SERVER_CERT_PATH")
+    with pytest.raises(StudyError, match="refuses"):
+        check_store(address)
     with pytest.raises(StudyError, match="does not answer"):
         read_table(address, "guarded")
 
@@ -227,14 +237,35 @@ def test_postgresql_holds_the_same_study(
     assert there.baseline == here.baseline
     again = open_tracker(tmp_path, postgres, artifact_root=root)
     story.tell(again)
-    assert again.close(120.0)
+    assert again.flush(120.0)
     assert read_table(postgres, "groceries").curves.to_csv() == here.curves.to_csv()
+    with _read_only(postgres):  # as during a failover
+        story.trial(again, story.record("circle", 20))
+        _wait(lambda: "read-only" in again.status().error)
+    assert again.close(60.0)
+    assert again.status().refused == 0
+    assert "circle-0020" in set(read_table(postgres, "groceries").trials["trial"])
+    shutil.rmtree(root)  # as seen from another machine
+    assert read_table(postgres, "groceries").spaces == here.spaces
     client = MlflowClient(with_driver(postgres))
     experiment = client.get_experiment_by_name("groceries")
     runs = client.search_runs([experiment.experiment_id], max_results=500)
-    assert len(runs) == 26
+    assert len(runs) == 27
     for path in (tmp_path / "spool").iterdir():
         assert b"s3cret-word" not in path.read_bytes()
+
+
+@contextlib.contextmanager
+def _read_only(uri: str) -> Iterator[None]:
+    engine = sqlalchemy.create_engine(with_driver(uri), isolation_level="AUTOCOMMIT")
+    setting = "default_transaction_read_only"
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text(f"ALTER SYSTEM SET {setting} = on"))
+        connection.execute(sqlalchemy.text("SELECT pg_reload_conf()"))
+        yield
+        connection.execute(sqlalchemy.text(f"ALTER SYSTEM RESET {setting}"))
+        connection.execute(sqlalchemy.text("SELECT pg_reload_conf()"))
+    engine.dispose()
 
 
 def _wait(condition: Any) -> None:

@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ErrorCode
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from study.errors import StudyError
+from study.tracking.home import is_permanent
 from study.tracking.local import default_uri
 from study.tracking.reader import read_table
+from study.tracking.spool import is_waiting
 from study.tracking.writer import Tracker
 
 
@@ -48,9 +53,9 @@ def test_the_tree_is_study_loss_trial(runs: dict[str, Run]) -> None:
     assert tree["groceries"] == []
     assert tree["untrained"] == ["groceries"]
     assert tree["circle"] == ["circle", "groceries"] or "circle" in runs
-    assert tree["circle-0001"] == ["circle", "groceries"]
-    assert tree["circle-0007"] == ["circle sweep alpha around published", "circle", "groceries"]
-    assert tree["proxy_anchor-0008"] == ["proxy_anchor confirm", "proxy_anchor", "groceries"]
+    assert tree["circle-001"] == ["circle", "groceries"]
+    assert tree["circle-007"] == ["circle sweep alpha around published", "circle", "groceries"]
+    assert tree["proxy_anchor-008"] == ["proxy_anchor confirm", "proxy_anchor", "groceries"]
     assert len(runs) == 1 + 1 + 2 * (1 + 2 + 9)
 
 
@@ -59,17 +64,17 @@ def test_statuses_tell_how_a_trial_ended(runs: dict[str, Run]) -> None:
         name.split(" ")[0]: (run.info.status, run.data.tags.get("state"))
         for name, run in runs.items()
     }
-    assert ended["circle-0001"] == ("FINISHED", "finished")
-    assert ended["circle-0002"] == ("KILLED", "stopped")
-    assert ended["circle-0003"] == ("FAILED", "diverged")
-    assert ended["circle-0004"] == ("FAILED", "failed")
+    assert ended["circle-001"] == ("FINISHED", "finished")
+    assert ended["circle-002"] == ("KILLED", "stopped")
+    assert ended["circle-003"] == ("FAILED", "diverged")
+    assert ended["circle-004"] == ("FAILED", "failed")
     assert {run.info.status for run in runs.values() if run.data.tags["dml.kind"] != "trial"} == {
         "FINISHED"
     }
 
 
 def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run]) -> None:
-    run = runs["proxy_anchor-0001 α=28 δ=0.1"]
+    run = runs["proxy_anchor-001 alpha=28 delta=0.1"]
     ours = {k: v for k, v in run.data.tags.items() if not k.startswith(("mlflow.", "dml."))}
     assert set(ours) == {
         *("loss", "number", "origin", "seed", "split", "point", "state", "host"),
@@ -87,30 +92,49 @@ def test_a_trial_run_holds_what_people_look_for_and_no_noise(runs: dict[str, Run
     assert set(run.data.metrics) == {
         *("map_at_r", "recall_at_1", "loss", "seconds", "system/memory_mib")
     }
-    circle = next(run for name, run in runs.items() if name.startswith("circle-0001"))
+    circle = next(run for name, run in runs.items() if name.startswith("circle-001"))
     assert circle.data.params["m in rad"] == "0.1"
     assert {metric.step for metric in run.data._metric_objs} == {3}
     assert (run.info.start_time, run.info.end_time) == (1_800_000_001_000, 1_800_000_010_000)
 
 
 def test_test_scores_never_mix_with_validation_scores(runs: dict[str, Run]) -> None:
-    confirm = next(run for name, run in runs.items() if name.startswith("circle-0008"))
+    confirm = next(run for name, run in runs.items() if name.startswith("circle-008"))
     assert set(confirm.data.metrics) == {
-        *("test/map_at_r", "test/recall_at_1", "test/loss", "test/seconds"),
+        *("test/map_at_r", "test/recall_at_1", "loss", "seconds"),
         "system/memory_mib",
     }
 
 
 def test_a_failed_trial_says_why(runs: dict[str, Run]) -> None:
-    failed = next(run for name, run in runs.items() if name.startswith("circle-0004"))
+    failed = next(run for name, run in runs.items() if name.startswith("circle-004"))
     assert failed.data.tags["error"] == "RuntimeError: out of memory"
 
 
 def test_a_loss_shows_its_best_finished_score_so_far(runs: dict[str, Run], story: Any) -> None:
     best = max(story.metrics(number, 3)["map_at_r"] for number in (0, 1, 5, 6, 7))
-    assert runs["circle"].data.metrics == {"map_at_r": best}
+    assert runs["circle"].data.metrics == {"best/map_at_r": best}
     assert runs["groceries"].data.metrics["best/circle"] == best
     assert "| m | `m` | [0, 0.5] | rad | 0.1 |" in runs["circle"].data.tags["mlflow.note.content"]
+
+
+def test_trials_that_end_out_of_order_give_one_best_score_per_step(
+    study_dir: Path, open_tracker: Any, story: Any, doubles: Any
+) -> None:
+    for _ in range(2):  # told twice, as after a crash
+        tracker = open_tracker(study_dir)
+        story.open(tracker)
+        for number, score in ((3, 0.2), (1, 0.3), (2, 0.1), (4, 0.25), (5, 0.4)):
+            record = story.record("circle", number)
+            tracker.trial_started(record)
+            tracker.epoch(record.trial, 1, {"map_at_r": score}, timestamp=1.8e9 + number)
+            tracker.trial_ended(record.trial, state="finished", timestamp=1.8e9 + 9)
+            assert tracker.flush(60.0)
+        assert tracker.close(60.0)
+    client, runs = MlflowClient(default_uri(study_dir)), _runs(default_uri(study_dir))
+    history = client.get_metric_history(runs["circle"].info.run_id, "best/map_at_r")
+    assert [(m.step, m.value) for m in history] == [(3, 0.2), (4, 0.3), (5, 0.4)]
+    assert doubles(study_dir / "mlflow.db") == []
 
 
 def test_the_parent_run_holds_plan_note_settings_and_data(
@@ -148,11 +172,27 @@ def test_a_resumed_trial_goes_on_in_its_run(
         again.epoch(record.trial, epoch, {"map_at_r": 0.5}, timestamp=1.9e9 + epoch)
     again.trial_ended(record.trial, state="finished", timestamp=1.9e9 + 9)
     assert again.close(60.0)
-    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-001"))
     history = MlflowClient(default_uri(study_dir)).get_metric_history(run.info.run_id, "map_at_r")
     assert {metric.step: metric.value for metric in history} == {1: 0.1, 2: 0.2, 3: 0.5}
     assert run.info.status == "FINISHED"
     assert doubles(study_dir / "mlflow.db") == []
+
+
+def test_a_running_trial_tells_where_it_runs(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    for number, host in ((1, "node-3"), (2, "")):
+        record = story.record("circle", number)
+        tracker.trial_started(record)
+        tracker.epoch(record.trial, 1, {"map_at_r": 0.1}, timestamp=1.8e9, host=host)
+    assert tracker.flush(60.0)
+    assert read_table(default_uri(study_dir), "groceries").trials["host"].tolist() == ["node-3", ""]
+    tracker.epoch("circle-0001", 2, {"map_at_r": 0.1}, timestamp=1.8e9, host="node-4")
+    assert tracker.flush(60.0)
+    assert read_table(default_uri(study_dir), "groceries").trials["host"].tolist() == ["node-4", ""]
 
 
 def test_a_trial_that_failed_may_be_started_again(
@@ -180,7 +220,7 @@ def test_two_runs_of_one_trial_are_healed(
     story.trial(first, story.record("circle", 1))
     assert first.close(60.0)
     client = MlflowClient(default_uri(study_dir))
-    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-001"))
     # As a lost answer would: the same trial, made twice.
     client.create_run(run.info.experiment_id, tags=dict(run.data.tags))
     assert doubles(study_dir / "mlflow.db")
@@ -216,8 +256,33 @@ def test_files_reach_study_loss_and_trial(
     assert [f.path for f in client.list_artifacts(runs["circle"].info.run_id, "response")] == [
         "response/alpha.png"
     ]
-    trial = next(run for name, run in runs.items() if name.startswith("circle-0001"))
+    trial = next(run for name, run in runs.items() if name.startswith("circle-001"))
     assert [f.path for f in client.list_artifacts(trial.info.run_id)] == ["report.html"]
+
+
+def test_a_file_that_cannot_be_stored_holds_up_nothing_else(
+    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+) -> None:
+    page, artifacts = tmp_path / "report.html", study_dir / "artifacts"
+    page.write_text("<p>new</p>", encoding="utf-8")
+    artifacts.write_text("a file where the folder should be", encoding="utf-8")
+    tracker = open_tracker(study_dir, patience=0.2)
+    story.open(tracker)
+    tracker.artifact(page, to="study", folder="report")
+    story.trial(tracker, story.record("circle", 1))
+    assert tracker.flush(60.0)
+    status = tracker.status()
+    assert (status.unstored, status.refused) == (2, 0)  # the plan's own file, too
+    assert "a file cannot be stored" in status.error
+    trials = read_table(default_uri(study_dir), "groceries").trials
+    assert trials["state"].tolist() == ["finished"]
+    assert is_waiting(study_dir / "spool")
+    artifacts.unlink()
+    assert tracker.close(60.0)
+    assert (tracker.status().unstored, tracker.status().error) == (0, "")
+    assert not is_waiting(study_dir / "spool")
+    assert [path.read_text() for path in artifacts.rglob("report.html")] == ["<p>new</p>"]
+    assert list(artifacts.rglob("plan.json"))
 
 
 def test_more_settings_and_metrics_than_one_request_takes(
@@ -234,7 +299,7 @@ def test_more_settings_and_metrics_than_one_request_takes(
         tracker.epoch(record.trial, epoch, values, timestamp=1.8e9 + epoch)
     assert tracker.flush(60.0)
     assert tracker.status().refused == 0
-    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-0001"))
+    run = next(r for n, r in _runs(default_uri(study_dir)).items() if n.startswith("circle-001"))
     assert len(run.data.params) == 255
     with sqlite3.connect(study_dir / "mlflow.db") as connection:
         count = connection.execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
@@ -289,6 +354,18 @@ def test_an_experiment_of_another_study_is_not_touched(
     assert "holds the study 'groceries'" in other.status().error
 
 
+@pytest.mark.parametrize(
+    ("reason", "permanent"), [(IntegrityError, True), (DataError, True), (InternalError, False)]
+)
+def test_a_database_is_asked_again_unless_the_values_are_wrong(
+    reason: type[DBAPIError], permanent: bool
+) -> None:
+    error = MlflowException(
+        str(reason("INSERT", {}, Exception("no"))), error_code=ErrorCode.Value("BAD_REQUEST")
+    )
+    assert is_permanent(error) == permanent
+
+
 def test_a_shipper_that_was_killed_is_replaced(
     study_dir: Path, open_tracker: Any, story: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +377,7 @@ def test_a_shipper_that_was_killed_is_replaced(
     tracker._shipper.wait()
     story.trial(tracker, story.record("circle", 1))
     assert tracker.flush(60.0)
-    assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
+    assert any(name.startswith("circle-001") for name in _runs(default_uri(study_dir)))
 
 
 def _full(file: int, data: bytes) -> int:
@@ -322,7 +399,7 @@ def test_a_full_disk_is_said_once_and_kills_nothing(
         story.trial(tracker, story.record("circle", 1))
     assert [record.message.count("No space left") for record in caplog.records] == [1]
     assert tracker.flush(60.0)
-    assert any(name.startswith("circle-0001") for name in _runs(default_uri(study_dir)))
+    assert any(name.startswith("circle-001") for name in _runs(default_uri(study_dir)))
 
 
 def test_records_lost_on_a_full_disk_are_said(
