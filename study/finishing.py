@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from study.tracking.model import Features, Images
 
 FLUSH_SECONDS = 60.0
+GONE = (
+    "the checkpoint of {} cannot be read here; its node may be gone (storage.checkpoints names a "
+    "place that all nodes share)"
+)
 _PICTURES = (".png", ".svg")
 _STORE = "DML_STUDY_STORE"
 
@@ -39,8 +44,11 @@ def publish(
     bench: Bench,
     ledger: Ledger,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> bool:
     """Draw the galleries, make the report from the store and keep both there.
+
+    What cannot be made, since the checkpoint it needs is gone, is said with `warn`.
 
     Returns:
         Whether the report was made; not when the tracking server is away (then `study report`
@@ -49,7 +57,7 @@ def publish(
     if bench.dataset.train.kind == "images":
         say("drawing galleries")
         for loss in plan.losses:
-            _gallery(home, plan, tracker, bench, ledger, loss)
+            _gallery(home, plan, tracker, bench, ledger, loss, warn)
     tracker.note(progress_note(plan, ledger.progress()))
     if not tracker.flush(FLUSH_SECONDS):
         return False
@@ -59,11 +67,11 @@ def publish(
     say("making the report")
     write_report(read_table(home.tracking_uri(plan), plan.name), home.report)
     keep_report(home, plan, tracker)
-    _keep_winner(home, plan, bench)
+    _keep_winner(home, plan, bench, warn)
     return True
 
 
-def _keep_winner(home: StudyHome, plan: Plan, bench: Bench) -> None:
+def _keep_winner(home: StudyHome, plan: Plan, bench: Bench, warn: Callable[[str], None]) -> None:
     """Register the network of the confirmed winner, which was chosen on validation classes."""
     from study.analyses.leaderboard import analyse
     from study.tracking.model import log_model
@@ -85,7 +93,9 @@ def _keep_winner(home: StudyHome, plan: Plan, bench: Bench) -> None:
     point = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
     job = Job(row["trial"], winner, 0, "confirm", point, seed=int(row["seed"]), split="test")
     training = trained(home, plan, bench, job)
-    if training is not None:
+    if training is None:
+        warn(f"no model was registered: {GONE.format(job.trial)}")
+    else:
         network = training.replicas[0].model
         inputs = _inputs(bench, network)
         log_model(uri, study=plan.name, trial=row["trial"], network=network, inputs=inputs)
@@ -132,12 +142,21 @@ def progress_note(plan: Plan, progress: list[Progress]) -> str:
 
 
 def _gallery(
-    home: StudyHome, plan: Plan, tracker: Tracker, bench: Bench, ledger: Ledger, loss: str
+    home: StudyHome,
+    plan: Plan,
+    tracker: Tracker,
+    bench: Bench,
+    ledger: Ledger,
+    loss: str,
+    warn: Callable[[str], None],
 ) -> None:
     """What the best trial of a loss finds for a few validation queries."""
     best = ledger.incumbent(loss)
-    training = None if best is None else trained(home, plan, bench, best)
-    if best is None or training is None:
+    if best is None:
+        return
+    training = trained(home, plan, bench, best)
+    if training is None:
+        warn(f"no gallery of {loss}: {GONE.format(best.trial)}")
         return
     path = home.directory / "galleries" / f"{loss}.png"
     replica = training.replicas[0]
@@ -154,12 +173,14 @@ def _gallery(
 
 
 def trained(home: StudyHome, plan: Plan, bench: Bench, job: Job) -> Training | None:
-    """A trial's training, restored from its last checkpoint; None when that is gone."""
+    """A trial's training, restored from its last checkpoint; None when that cannot be read."""
     place = home.checkpoint_place(plan)
     training = Training(
         plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=place), bench
     )
-    return training if training.restore() else None
+    with contextlib.suppress(OSError):  # S3 does not answer
+        return training if training.restore() else None
+    return None
 
 
 class Refresher:

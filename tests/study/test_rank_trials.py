@@ -57,8 +57,12 @@ def test_a_trial_spans_nodes_when_asked(found: dict[str, Any], folder: Path) -> 
     wide = found["two_nodes"]
     assert wide["finished"]
     assert (wide["ranks"], wide["nodes"]) == (4, 2)
-    trials = check_complete(StudyHome(folder / "studies" / "wide"))
+    home = StudyHome(folder / "studies" / "wide")
+    trials = check_complete(home)
     assert (trials["state"] == "finished").all()
+    kept = [path.stem for path in home.checkpoints.iterdir()]
+    assert len(kept) == 1, "the nodes share the study's folder: its best is not cleared away"
+    assert kept[0] in set(trials["trial"])
 
 
 def test_trials_share_a_gpu(found: dict[str, Any], folder: Path) -> None:
