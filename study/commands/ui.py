@@ -27,7 +27,7 @@ _SIGNS = ("plan.json", "optuna.journal", "mlflow.db")
 @cluster_option
 def command(name: str | None, port: int, root: Path | None, cluster: Path | None) -> None:
     """Serve until interrupted. Without a name: the study that ran last, and its neighbours."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _stop)
     if cluster is not None:
         _through_tunnel(cluster, name, port, root)
         return
@@ -139,6 +139,11 @@ def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | Non
                 address = opened.enter_context(serve(address, port=port))
             click.echo(f"{name}: {redact(address)}{path}  (ctrl-C stops)")
         _wait()
+
+
+def _stop(*_: object) -> None:
+    """As ctrl-C does; a process that a script starts in the background may ignore that."""
+    raise KeyboardInterrupt
 
 
 def _wait() -> None:

@@ -84,11 +84,13 @@ class Laptop:
 
     def run(self, *command: str, timeout: float = 240) -> str:
         """A command's output; it must succeed."""
+        began = time.monotonic()
         process = self.start(*command)
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:
             process.kill()
+        print(f"{time.monotonic() - began:6.1f} s {' '.join(command[-4:])}")
         assert process.returncode == 0, f"{command}: {output[-4000:]}"
         return output
 
@@ -155,10 +157,11 @@ def write_study_file(laptop: Laptop) -> None:
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain until {what}"
+        assert time.monotonic() < began + seconds, f"waited {seconds:g} s in vain until {what}"
         time.sleep(0.2)
+    print(f"{time.monotonic() - began:6.1f} s until {what}")
 
 
 def nobody_gets_in(laptop: Laptop) -> None:
@@ -212,8 +215,12 @@ def nodes_have_what_was_shipped(laptop: Laptop) -> None:
 
 @contextlib.contextmanager
 def ui(laptop: Laptop, *arguments: str) -> Iterator[str]:
-    """The address that `study ui` prints; afterwards, interrupted, it leaves no tunnel."""
-    process = laptop.start(sys.executable, "-m", "study", "ui", *arguments)
+    """The address that `study ui` prints; afterwards, told to stop, it leaves no tunnel.
+
+    As a shell starts it in the background of a script: it does not hear ctrl-C.
+    """
+    deaf = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    process = laptop.start(*deaf, sys.executable, "-m", "study", "ui", *arguments)
     assert process.stdout is not None
     said = []
     for line in process.stdout:
@@ -225,7 +232,7 @@ def ui(laptop: Laptop, *arguments: str) -> Iterator[str]:
     (tunnel,) = psutil.Process(process.pid).children()
     assert tunnel.name() == "ssh"
     yield found[0]
-    process.send_signal(signal.SIGINT)
+    process.terminate()
     assert process.communicate(timeout=30)[0].strip() == "stopped"
     assert process.returncode == 0
     assert not tunnel.is_running()
