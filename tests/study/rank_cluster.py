@@ -213,10 +213,11 @@ def dead_driver(folder: Path, address: str) -> dict[str, Any]:
         resources={"ranks_per_trial": 2, "gpus_per_trial": 2, "cpus_per_trial": 2},
     )
     process = launch(folder / "studies", "run", str(path), "--address", address)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not list(home.checkpoints.glob("*.pt")):  # an epoch is done
         if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(process.stdout.read() if process.stdout else "no output")
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(process.communicate()[0])
         time.sleep(0.05)
     before = held()
     os.killpg(process.pid, signal.SIGKILL)
