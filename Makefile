@@ -9,7 +9,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # --no-compile: only the modules that are imported are worth compiling, and Python does it then.
 
-.PHONY: study test faults lint bench chaos clean
+.PHONY: study test pytest faults lint bench chaos clean
 
 study: $(INSTALLED)
 	@if [ -f studies/quickstart/plan.json ]; then \
@@ -18,7 +18,11 @@ study: $(INSTALLED)
 		$(BIN)/study run study/quickstart.yaml; \
 	fi
 
-test: lint
+# Lint and types beside the tests: they take one core, and their lines come when they are done.
+test: $(INSTALLED_DEV)
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m "not faults" -n 3
 
 faults: $(INSTALLED_DEV)

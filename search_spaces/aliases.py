@@ -98,6 +98,15 @@ def aliases(
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
+def function_knobs(loss: str) -> set[str]:
+    """The knobs that shape a loss of canonical form; all others are its training's."""
+    host = loss.removesuffix(SUFFIX)
+    own = {_SCALES[host][0], *_MARGINS.get(host, ())[:1], *_NEUTRAL}
+    if host == "soft_triple":
+        own |= {"centers", "gamma", "tau"}
+    return own | {"anneal_ratio", "synthesis_alpha", "synthesis_mu"}
+
+
 def _class_of(loss: str, fixed: Mapping[str, Value], searched: Collection[str]) -> object | None:
     """A key shared by exactly the losses that are one function at all points left free."""
     host = loss.removesuffix(SUFFIX)

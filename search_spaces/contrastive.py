@@ -11,8 +11,7 @@ SPACE = Space(
     scientific={
         "margin": Knob(
             Float(0.1, 1.8),
-            symbol="m₋",
-            latex="m_-",
+            symbol="m",
             reason="Distances of unit vectors end at 2, unrelated ones lie near 1.41; below 0.1 "
             "hardly any pair is pushed.",
         ),

@@ -11,7 +11,8 @@ SPACE = Space(
     scientific={
         "temperature": Knob(
             Float(0.005, 0.5, log=True),
-            symbol="T",
+            symbol="σ",
+            latex=r"\sigma",
             reason="Cosine scales 200 to 2, exactly the range of proxy_nca_pp, which is the same "
             "function; tuned ones on record are 0.06 to 0.11, published 0.05. Acts by its ratio.",
         ),

@@ -26,7 +26,7 @@ SPACE = Space(
             {"temperature": 1 / 9, **COMMON_RATES, "proxy_lr": 1e-1},
             note="Rates translated: the authors' Adam has eps = 1, so 4e-3 (model) and 4e2 "
             "(proxies) multiply gradients, not signs, and have no equal here. Proxies 1000 times "
-            "faster than the model keep the paper's idea; the literal setting is the variant "
+            "faster than the model keep the paper's idea; the literal setting is another space, "
             "`official`.",
         ),
     ),

@@ -47,7 +47,7 @@ SPACES: Mapping[str, Space] = {
 
 LIBRARY = "pml:"
 
-# Other ready-made questions about a loss, by (loss, variant).
+# Other ready-made questions about a loss, by (loss, variant): `space: official` in a study file.
 VARIANTS: Mapping[tuple[str, str], Space] = {
     ("proxy_nca_pp", "official"): proxy_nca_pp.OFFICIAL,
 }
@@ -69,7 +69,9 @@ def get_space(name: str, *, variant: str = "") -> Space:
         raise ValueError(f"No search space for {name!r}; {_hint(host)}.")
     if variant and (host, variant) not in VARIANTS:
         known = [v for loss, v in VARIANTS if loss == host]
-        raise ValueError(f"{host} has no variant {variant!r}; known: {', '.join(known) or 'none'}.")
+        raise ValueError(
+            f"{host} has no other space {variant!r}; known: {', '.join(known) or 'none'}."
+        )
     space = VARIANTS[host, variant] if variant else SPACES[host]
     if host == name:
         return space
@@ -80,6 +82,6 @@ def get_space(name: str, *, variant: str = "") -> Space:
 
 def _hint(name: str) -> str:
     if name.startswith(LIBRARY):
-        return "a loss of pytorch-metric-learning has no variants and takes no plug-in"
+        return "a loss of pytorch-metric-learning has no other spaces and takes no plug-in"
     close = difflib.get_close_matches(name, SPACES, n=1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known: {', '.join(SPACES)}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from search_spaces.am_softmax import GAMMA, M
 from search_spaces.am_softmax import SPACE as AM_SOFTMAX
 from search_spaces.circle import PAPER
 from search_spaces.space import Published, Space
 from search_spaces.training import COMMON_PAIR_RATES, PAIR_RATES, PROXY_RATES
 
-_KNOBS = {"gamma": GAMMA, "m": M}
+# The same range under this paper's letter: AM-softmax writes s, eq. 1 of the Circle paper gamma.
+_KNOBS = {"gamma": replace(GAMMA, symbol="γ", latex=r"\gamma"), "m": M}
 _SAME = "At class level the unified loss is AM-softmax: its setting."
 
 CLASS_SPACE = Space(

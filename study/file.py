@@ -101,8 +101,13 @@ ValueOrRange = Annotated[
 
 
 class LossSection(_Section):
-    """Changes to a loss's own space; a knob searched without a range has the one we know of it."""
+    """Changes to a loss's own space; a knob searched without a range has the one we know of it.
 
+    `space` names another ready-made space of the loss, whose values and ranges win over the study's
+    training knobs; empty is the usual one.
+    """
+
+    space: str = ""
     search: Mapping[str, Range | None] = Field(default_factory=dict)
     fixed: Mapping[str, Scalar] = Field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from study.tracking.model import Features, Images
 
 FLUSH_SECONDS = 60.0
+GONE = (
+    "the checkpoint of {} cannot be read here; its node may be gone (storage.checkpoints names a "
+    "place that all nodes share)"
+)
 _PICTURES = (".png", ".svg")
 _STORE = "DML_STUDY_STORE"
-NO_CHECKPOINT = (
-    "no checkpoint of {} is here (trials on other hosts need shared storage, storage.checkpoints)"
-)
 
 
 def publish(
@@ -48,6 +50,8 @@ def publish(
     warn: Callable[[str], None],
 ) -> bool:
     """Draw the galleries, make the report from the store and keep both there.
+
+    What cannot be made, since the checkpoint it needs is gone, is said with `warn`.
 
     Returns:
         Whether the report was made; not when the tracking server is away (then `study report`
@@ -95,7 +99,7 @@ def keep_winner(
     job = Job(row["trial"], winner, 0, "confirm", point, seed=int(row["seed"]), split="test")
     training = trained(home, plan, bench, job)
     if training is None:
-        warn(f"the winner's model is not registered: {NO_CHECKPOINT.format(job.trial)}")
+        warn(f"the winner's model is not registered: {GONE.format(job.trial)}")
         return
     network, inputs = whole_network(bench, training.replicas[0].model)
     log_model(
@@ -191,7 +195,7 @@ def _gallery(
         return
     training = trained(home, plan, bench, best)
     if training is None:
-        warn(f"no gallery of {loss}: {NO_CHECKPOINT.format(best.trial)}")
+        warn(f"no gallery of {loss}: {GONE.format(best.trial)}")
         return
     path = home.directory / "galleries" / f"{loss}.png"
     replica = training.replicas[0]
@@ -208,12 +212,14 @@ def _gallery(
 
 
 def trained(home: StudyHome, plan: Plan, bench: Bench, job: Job) -> Training | None:
-    """A trial's training, restored from its last checkpoint; None when that is gone."""
+    """A trial's training, restored from its last checkpoint; None when that cannot be read."""
     place = home.checkpoint_place(plan)
     training = Training(
         plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=place), bench
     )
-    return training if training.restore() else None
+    with contextlib.suppress(OSError):  # S3 does not answer
+        return training if training.restore() else None
+    return None
 
 
 class Refresher:

@@ -25,14 +25,12 @@ from optuna.distributions import (
 from search_spaces import extra_knob, get_space
 from search_spaces.space import Knob, Space, Value
 from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
-from study.corners import check_values
 from study.errors import StudyError, nearest
 from study.file import Range, StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
 from trainables.data.array_files import holds_features
-from trainables.losses import loss_knobs, pml
 from trainables.settings import Settings, TrialSpec, settings_from
 
 PLAN_FILE = "plan.json"
@@ -82,6 +80,8 @@ class Plan:
             **self.spaces[loss].fixed,
             **values,
         }
+        from trainables.losses import loss_knobs  # torch; readers of a plan need none
+
         own = loss_knobs(loss)
         arguments = {k: v for k, v in merged.items() if k in own}
         training = {k: v for k, v in merged.items() if k not in own}
@@ -195,6 +195,8 @@ def build_plan(file: StudyFile) -> Plan:
     Raises:
         StudyError: The first thing that is wrong, in one line.
     """
+    from study.corners import check_values
+
     spaces = {loss: _space(loss, file) for loss in file.losses}
     stages = (Stage(file.search.trials),)
     plan = Plan(file=file, spaces=spaces, stages=stages, study_id=secrets.token_hex(8))
@@ -236,14 +238,16 @@ def load_plan(directory: Path) -> Plan:
 
 def _space(loss: str, file: StudyFile) -> Space:
     """The loss's space with the study file's changes."""
+    from trainables.losses import loss_knobs, pml
+
+    section = file.losses[loss]
     try:
-        base = get_space(loss)
+        base = get_space(loss, variant=section.space)
         own = loss_knobs(loss)
         if loss.startswith(pml.PREFIX) and pml.has_proxies(loss):
             base = replace(base, nuisance=PROXY_RATES)
     except ValueError as error:
         raise StudyError(f"losses: {error}") from None
-    section = file.losses[loss]
     known = {*own, *TRAINING_KNOBS, *_setting_names()}
     for knob in (*section.search, *section.fixed):
         if knob not in known:
@@ -254,8 +258,10 @@ def _space(loss: str, file: StudyFile) -> Space:
     both = sorted(set(section.search) & set(section.fixed))
     if both:
         raise StudyError(f"losses.{loss}: {', '.join(both)} cannot be both searched and fixed")
-    ranges = {**file.searched_for_all, **section.search}
-    ranges = {k: r for k, r in ranges.items() if k not in section.fixed}
+    # What is true of all losses yields to what a ready-made space says of this one.
+    said = {*base.searched, *base.fixed} if section.space else set()
+    for_all = {k: r for k, r in file.searched_for_all.items() if k not in said}
+    ranges = {k: r for k, r in {**for_all, **section.search}.items() if k not in section.fixed}
     if "epochs" in ranges:
         raise StudyError(
             f"losses.{loss}: epochs cannot be searched, because trials of different length cannot "
@@ -266,8 +272,9 @@ def _space(loss: str, file: StudyFile) -> Space:
         raise StudyError(
             f"losses.{loss}: {dead[0]} is searched but changes nothing, because {_why(file)}"
         )
-    fixed = _fixed(base, file) | dict(section.fixed)
-    fixed = {k: v for k, v in fixed.items() if k not in ranges}
+    conditions = {k: v for k, v in file.conditions.items() if k not in said}
+    fixed = {**conditions, **{k: v for k, v in still.items() if k in base.searched}}
+    fixed = {k: v for k, v in {**fixed, **section.fixed}.items() if k not in ranges}
     whole = {*_whole_settings(), *(k for k, info in own.items() if info.type is int)}
     hints = {k: info for k in ranges if (info := _known_knob(loss, k, base)) is not None}
     if unknown := [k for k, r in ranges.items() if r is None and k not in hints]:
@@ -292,12 +299,6 @@ def _space(loss: str, file: StudyFile) -> Space:
 def _known_knob(loss: str, knob: str, base: Space) -> Knob | None:
     """What we know of a knob: its range, symbol and reason."""
     return base.searched.get(knob) or extra_knob(loss, knob) or TRAINING_KNOBS.get(knob)
-
-
-def _fixed(base: Space, file: StudyFile) -> dict[str, Value]:
-    """What the study as a whole fixes of a space's knobs."""
-    still = _without_effect(file)
-    return {**file.conditions, **{k: v for k, v in still.items() if k in base.searched}}
 
 
 def _without_effect(file: StudyFile) -> dict[str, Value]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Two test processes share two cores, and trials have processes of their own: one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray lets trials wait for everything else; here everything else is other tests, which never end.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -36,6 +38,12 @@ Those of a group run one after the other, or the cores would be busy with starti
 REAL = ("test_run.py", "test_importing.py", "test_rank_group.py", "test_mlflow_ui.py")
 """Files whose tests run trials on Ray or look at them in a browser; one after the other, too."""
 
+SHARED = {
+    "demo": ("test_analyses.py", "test_record.py"),
+    "ranks": ("test_ranks_are_exact.py", "test_shards.py", "test_world.py"),
+}
+"""Files whose tests share what is dear to set up: one worker takes them all."""
+
 SPLIT = ("losses", "data", "search_spaces")
 """Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
 
@@ -53,7 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Share the tests out so that set-up is paid once and few processes run side by side."""
     from xdist.scheduler import LoadScopeScheduling
 
-    groups = {file: group for group, files in FAULTS.items() for file in files}
+    groups = {file: group for group, files in (FAULTS | SHARED).items() for file in files}
     groups |= dict.fromkeys(REAL, "real")
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]

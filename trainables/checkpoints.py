@@ -123,7 +123,7 @@ def has_checkpoints(place: Place) -> Callable[[str], bool]:
         names = {stored.name for stored in objects.stored_below(str(place))}
     else:
         names = {path.name for path in Path(place).glob(f"*{_ENDING}")}
-    return lambda trial: _file_name(trial) in names
+    return lambda trial: file_name(trial) in names
 
 
 def remove_leftovers(place: Place) -> None:
@@ -135,13 +135,14 @@ def remove_leftovers(place: Place) -> None:
 
 
 def checkpoint_path(directory: Path, trial: str) -> Path:
-    """The file of a trial; keys are made safe for file names."""
-    return directory / _file_name(trial)
+    """The file of a trial."""
+    return directory / file_name(trial)
 
 
-def _file_name(trial: str) -> str:
+def file_name(trial: str) -> str:
+    """What a trial's checkpoint is called; keys are made safe for file names."""
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", trial) + _ENDING
 
 
 def _address(place: Place, trial: str) -> str:
-    return f"{str(place).rstrip('/')}/{_file_name(trial)}"
+    return f"{str(place).rstrip('/')}/{file_name(trial)}"

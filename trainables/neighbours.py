@@ -10,76 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from hashlib import blake2b
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from trainables.vectors import PART, TIE, Vectors, check_width, vectors
+
 BLOCK_BYTES = 128 * 2**20  # of float32 similarities held at a time
+LIST_BYTES = 256 * 2**20  # of candidates held at a time, which few large classes have many of
+CANDIDATE_BYTES = 128  # its value, index, exact value, flags, and the copies that sorting makes
 SPARE = 8  # candidates beyond those needed, which absorb near-ties of the float32 pass
 CROWD = 512  # among more near-ties of one query, equal vectors are compared once
-TIE = 2.0**-44  # cosines are multiples of it: far above the errors of float64, far below float32's
-PART = 1024  # rows turned to float64 at a time: a float64 copy of all would be large
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Vectors as given (N, D) and one over their float64 lengths (N,)."""
-
-    raw: Tensor
-    inverse: Tensor
-
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def unit(self, rows: Tensor | slice) -> Tensor:
-        """Some rows at length one, float64."""
-        return self.raw[rows] * self.inverse[rows, None]
-
-    @cached_property
-    def centre(self) -> Tensor:
-        """The mean unit vector (D,), float64."""
-        total = torch.zeros(self.raw.shape[1], dtype=torch.float64, device=self.raw.device)
-        for start in range(0, len(self), PART):
-            total += self.unit(slice(start, start + PART)).sum(dim=0)
-        return total / len(self)
-
-    @cached_property
-    def centred(self) -> Tensor:
-        """Unit vectors minus their mean, float32: what float32 can tell apart of close vectors.
-
-        A query's products with them differ from its cosines by one number, the same for all items.
-        """
-        out = torch.empty(self.raw.shape, dtype=torch.float32, device=self.raw.device)
-        for start in range(0, len(self), PART):
-            part = slice(start, start + PART)
-            out[part] = self.unit(part).sub_(self.centre)
-        return out
-
-    @cached_property
-    def margin(self) -> float:
-        """Two float32 products with the centred vectors that differ by more are in the right order.
-
-        Rounding errors add up like a random walk: one product is off by less than sqrt(D) / 2
-        units in the last place of the longest vector, far less than the 4 sqrt(D) granted here.
-        """
-        reach = float(torch.linalg.vector_norm(self.centred, dim=1).max())
-        return max(float(8 * self.raw.shape[1] ** 0.5 * 2.0**-24) * reach, 4 * TIE)
-
-    @cached_property
-    def first_equal(self) -> Tensor:
-        """For each vector the index of the first that equals it, (N,)."""
-        seen: dict[bytes, int] = {}
-        starts = range(0, len(self), PART)
-        rows = (row for at in starts for row in self.raw[at : at + PART].cpu().numpy())
-        firsts = [
-            seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), i)
-            for i, row in enumerate(rows)
-        ]
-        return torch.tensor(firsts, device=self.raw.device)
 
 
 @dataclass(frozen=True)
@@ -127,6 +70,7 @@ def nearest(
     """
     queries = vectors(embeddings, "embeddings")
     items = queries if gallery is None else vectors(gallery, "gallery")
+    check_width(queries, items)
     chosen = np.arange(len(queries)) if rows is None else np.asarray(rows, dtype=np.int64)
     most = len(items) - (1 if gallery is None else 0)
     if not 1 <= k <= most:
@@ -137,27 +81,6 @@ def nearest(
         np.concatenate([p.indices for p in parts]),
         np.concatenate([p.similarities for p in parts]),
     )
-
-
-def vectors(given: ArrayLike | Tensor, name: str) -> Vectors:
-    """Check and normalise; float32 stays float32, everything else but float64 becomes float32."""
-    if isinstance(given, Tensor):
-        raw = given.detach()
-    else:
-        array = np.asarray(given)
-        # torch has no read-only tensors; a memory map is copied, anything else is not.
-        raw = torch.from_numpy(array if array.flags.writeable else array.copy())
-    if raw.ndim != 2 or 0 in raw.shape:
-        raise ValueError(f"`{name}` must be (N, D) and not empty, got {tuple(raw.shape)}.")
-    if raw.dtype != torch.float64:
-        raw = raw.to(torch.float32)
-    inverse = torch.empty(len(raw), dtype=torch.float64, device=raw.device)
-    for start in range(0, len(raw), PART):
-        lengths = raw[start : start + PART].to(torch.float64).square().sum(dim=1).sqrt()
-        if not bool(torch.isfinite(lengths).all()):
-            raise ValueError(f"`{name}` must be finite, got NaN or infinity.")
-        inverse[start : start + PART] = 1 / lengths.clamp_min(1e-30)
-    return Vectors(raw, inverse)
 
 
 def cosines(queries: Vectors, items: Vectors, rows: Tensor, columns: Tensor) -> Tensor:
@@ -192,8 +115,7 @@ def search(
 ) -> Iterator[Block]:
     """The k nearest items of the queries `rows`, block by block."""
     device, dim = items.raw.device, items.raw.shape[1]
-    most = min(BLOCK_BYTES // (4 * len(items)), BLOCK_BYTES // (4 * dim))
-    block = max(1, min(len(rows), most))
+    block = block_rows(len(rows), len(items), dim, min(k + SPARE, len(items)))
     buffer = torch.empty((block, len(items)), dtype=torch.float32, device=device)
     for start in range(0, len(rows), block):
         chunk = rows[start : start + block]
@@ -205,6 +127,21 @@ def search(
         found, values = _ordered(queries, items, index, products, offsets, k, int(exclude_self))
         neighbours = Neighbours(found.cpu().numpy(), values.cpu().numpy())
         yield Block(chunk, neighbours, products, offsets)
+
+
+def block_rows(n_rows: int, n_items: int, dim: int, count: int) -> int:
+    """How many queries are asked at a time: neither products, inputs nor lists grow beyond bounds.
+
+    Args:
+        count: Candidates of each query.
+    """
+    by_products = BLOCK_BYTES // (4 * max(n_items, dim))
+    return max(1, min(n_rows, by_products, list_rows(count)))
+
+
+def list_rows(count: int) -> int:
+    """How many queries may have lists of `count` candidates at a time."""
+    return max(1, LIST_BYTES // (CANDIDATE_BYTES * count))
 
 
 def _left_sides(queries: Vectors, centre: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,13 +21,12 @@ from trainables.neighbours import (
     Answer,
     Block,
     Neighbours,
-    Vectors,
     cosines,
     cosines_of,
     nearest,
     search,
-    vectors,
 )
+from trainables.vectors import Vectors, check_width, vectors
 from trainables.within import pays, search_within
 from trainables.world import Alone, World, share
 
@@ -71,6 +70,7 @@ def evaluate(
     if gallery is not None and gallery_labels is not None:
         items, item_labels = vectors(gallery, "gallery"), _ids(gallery_labels, "gallery_labels")
         _same_length(items, item_labels, "gallery", "gallery_labels")
+        check_width(queries, items)
     itself = 1 if gallery is None else 0
     matches = _count_in(query_labels, item_labels) - itself
     valid = np.flatnonzero(matches > 0)
@@ -259,8 +259,9 @@ def _same_length(given: Vectors, ids: Ids, name: str, ids_name: str) -> None:
 
 
 def _check_ks(ks: Sequence[int]) -> None:
-    if not ks or min(ks) < 1 or len(set(ks)) != len(ks):
-        raise ValueError(f"`ks` must be distinct and at least 1, got {tuple(ks)}.")
+    whole = all(isinstance(k, int | np.integer) for k in ks)
+    if not whole or not len(ks) or min(ks) < 1 or len(set(ks)) != len(ks):
+        raise ValueError(f"`ks` must be distinct whole numbers from 1 on, got {tuple(ks)}.")
 
 
 def _count_in(values: Ids, among: Ids) -> Ids:

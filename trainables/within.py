@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainables import neighbours
-from trainables.neighbours import PART, SPARE, TIE, Answer, Neighbours, Vectors
+from trainables.neighbours import SPARE, Answer, Neighbours
+from trainables.vectors import PART, TIE, Vectors
 
 STRIP = 8192  # columns looked at together: their lists and masks stay small
 WORTH = 200_000  # N x D per candidate and item from which half the products cost more than lists
@@ -40,10 +41,11 @@ def search_within(items: Vectors, rows: NDArray[np.int64], k: int) -> Iterator[A
     wanted[rows] = True
     room = max(neighbours.BLOCK_BYTES // 4, size)
     buffer = torch.empty(room, dtype=torch.float32, device=device)
+    most = neighbours.list_rows(count)
     start, height = 0, 2 * count  # the first lists are short; then the blocks double
     while start < size:
         width = size - start
-        height = max(1, min(height, len(buffer) // width, width))
+        height = max(1, min(height, len(buffer) // width, width, most))
         stop = start + height
         tile = buffer[: height * width].view(height, width)
         torch.mm(_left_sides(sides[start:stop]), sides[start:].T, out=tile)

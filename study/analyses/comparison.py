@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.stats import t as student
 from scipy.stats import ttest_ind, ttest_rel
 
-from search_spaces.aliases import aliases as same_function
+from study.analyses import twins
 from study.analyses.leaderboard import incumbent, published_trials
 from study.analyses.noise import seed_noise
 from study.analyses.samples import Array, full_epochs, searching
@@ -78,8 +78,8 @@ def _tuned_point(table: TrialTable, loss: str, confirmed: pd.DataFrame) -> str:
 def paired(table: TrialTable) -> pd.DataFrame:
     """Every two tuned losses: difference of confirmed test scores, tested with Holm's correction.
 
-    Two names of one function are not compared: their difference is the noise floor. Paired by
-    seed where at least three seeds are shared, else Welch's test.
+    Two names of one function, trained alike, are not compared: their difference is the noise
+    floor. Paired by seed where at least three seeds are shared, else Welch's test.
 
     Returns `loss`, `other`, `difference`, `low`, `high` (95 %, uncorrected), `p`, `p_holm`,
     `test`, `verdict` (`better`, `worse`, `cannot tell`, at a corrected 5 %).
@@ -144,10 +144,8 @@ def probability_best(draws: Mapping[str, Array]) -> pd.DataFrame:
 
 
 def one_function(table: TrialTable) -> list[tuple[str, ...]]:
-    """Groups of the study's losses that are one function under several names."""
-    fixed = {loss: space.fixed for loss, space in table.spaces.items()}
-    searched = {loss: list(space.searched) for loss, space in table.spaces.items()}
-    return same_function(list(table.spaces), fixed, searched)
+    """Groups of the study's losses that are one function under several names, trained alike."""
+    return twins.one_function(table.spaces)
 
 
 def pooled(draws: Mapping[str, Array], groups: Sequence[Sequence[str]]) -> dict[str, Array]:
@@ -164,18 +162,15 @@ def pooled(draws: Mapping[str, Array], groups: Sequence[Sequence[str]]) -> dict[
     return out
 
 
-def noise_floor(
-    table: TrialTable, *, aliases: Sequence[Sequence[str]] | None = None
-) -> pd.DataFrame:
-    """How far apart two names of the same loss came out (an A/A test).
+def noise_floor(table: TrialTable) -> pd.DataFrame:
+    """How far apart two names of the same loss, trained alike, came out (an A/A test).
 
     A difference between losses that is not clearly larger than this is search noise. Returns
     `loss`, `other`, `validation` and `test` differences (absolute).
     """
-    groups = aliases or one_function(table)
     rows = []
-    for group in groups:
-        for a, b in combinations([name for name in group if name in table.spaces], 2):
+    for group in one_function(table):
+        for a, b in combinations(group, 2):
             tops = [incumbent(table, name) for name in (a, b)]
             if tops[0] is None or tops[1] is None:
                 continue

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from search_spaces.aliases import aliases as same_function
 from search_spaces.scale import to_unit
 from search_spaces.space import Space, describe
+from study.analyses import twins
 from study.analyses.history import analyse as history
 from study.analyses.leaderboard import incumbent
 from study.analyses.noise import seed_noise
@@ -43,12 +43,10 @@ def lint_spaces(
     *,
     trials: int | Mapping[str, int] | None = None,
     sobol: int | Mapping[str, int] | None = None,
-    aliases: Sequence[Sequence[str]] | None = None,
 ) -> pd.DataFrame:
     """Warnings about the spaces of a plan with `trials` per loss, `sobol` of them Sobol points.
 
     Both are one number for all losses, one for each, or unknown.
-    `aliases` are groups of names of one function; those the registry knows by default.
 
     Returns `loss`, `knob` (or empty), `rule`, `message`.
     """
@@ -68,12 +66,16 @@ def lint_spaces(
         rows += [
             (loss, "", *found) for found in _lint_budget(space, _of(trials, loss), _of(sobol, loss))
         ]
-    fixed = {loss: space.fixed for loss, space in spaces.items()}
-    searched = {loss: list(space.searched) for loss, space in spaces.items()}
-    for group in aliases if aliases is not None else same_function(list(spaces), fixed, searched):
-        for a, b in combinations([name for name in group if name in spaces], 2):
+    for group in twins.one_function(spaces):
+        for a, b in combinations(group, 2):
             message = f"{a} and {b} are one function: compare them for the noise, do not rank them."
             rows.append((a, "", "alias", message))
+    for a, b, why in twins.trained_apart(spaces):
+        message = (
+            f"{a} and {b} are one function, but not trained alike ({why}): they are ranked as two "
+            "set-ups, and their gap is no noise floor."
+        )
+        rows.append((a, "", "alias", message))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

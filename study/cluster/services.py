@@ -1,10 +1,10 @@
 """What runs on a node besides Ray, for as long as Ray runs there.
 
 `python -m study.cluster.services head` and `... worker`, start commands of the cluster files, leave
-a keeper in the background; `... stop` ends it. On the head it serves MLflow, on loopback, and ends
-when Ray ends: `ray down` leaves nothing behind there, and the store (`.mlflow` in the studies'
-folder) stays. On machines that are not switched off by `ray down` the worker's keeper ends what
-Ray leaves behind when the head is gone.
+a keeper in the background; `... stop` ends it. On the head it serves MLflow, on loopback, starts it
+again when it dies or falls silent, and ends when Ray ends: `ray down` leaves nothing behind there,
+and the store (`.mlflow` in the studies' folder) stays. On machines that are not switched off by
+`ray down` the worker's keeper ends what Ray leaves behind when the head is gone.
 
 The keeper's lock and log are in a folder of the host's own name: hosts may share a home.
 """
@@ -33,6 +33,12 @@ CHECK_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 STOP_SECONDS = 30.0
 START_SECONDS = 150.0
+SILENCE_SECONDS = 120.0
+"""How long an MLflow server that is there may answer nothing before it is started again."""
+
+AGAIN_SECONDS = 10.0
+"""Between attempts to start one that does not start."""
+
 PROCESS = {"head": "gcs_server", "worker": "raylet"}
 FOLDER = Path("~/.dml-study")
 READY = "ready"
@@ -90,18 +96,68 @@ def keep(folder: Path, role: str) -> int:
             return 0
         _write(lock, str(os.getpid()))
         if role == "head":
-            try:
-                with _mlflow():
-                    _write(lock, f"{os.getpid()} {READY}")
-                    _wait_for_end(PROCESS[role])
-            except StudyError as error:
-                print(" ".join(str(error).split()), flush=True)
-                return 1
-        else:
-            _write(lock, f"{os.getpid()} {READY}")
-            _wait_for_end(PROCESS[role])
-            subprocess.run(["ray", "stop", "--force"], check=False)
+            return _keep_mlflow(lock)
+        _write(lock, f"{os.getpid()} {READY}")
+        for _ in while_running(PROCESS[role]):
+            time.sleep(CHECK_SECONDS)
+        subprocess.run(["ray", "stop", "--force"], check=False)
     return 0
+
+
+def _keep_mlflow(lock: IO[str]) -> int:
+    """Serve MLflow until Ray ends here, with one server after another should they die.
+
+    Returns:
+        0, or 1 when not even the first one started. What keeps a later one from starting (a full
+        disk, say) may pass, so it is tried again and again.
+    """
+    ray = while_running(PROCESS["head"])
+    ready = False
+    while True:
+        try:
+            with _mlflow() as address:
+                _write(lock, f"{os.getpid()} {READY}")
+                ready = True
+                if not _fell_silent(address, ray):
+                    return 0
+            _say("the MLflow server is gone; starting it again")
+        except StudyError as error:
+            _say(str(error))
+            if not ready:
+                return 1
+            if not _pause(AGAIN_SECONDS, ray):
+                return 0
+
+
+def _fell_silent(address: str, ray: Iterator[None]) -> bool:
+    """Wait until a server answers no more (True) or Ray has ended (False)."""
+    from study.tracking.server import says_it_is_well
+
+    heard = time.monotonic()
+    for _ in ray:
+        try:
+            if says_it_is_well(address):
+                heard = time.monotonic()
+        except ConnectionError:  # nobody is there
+            return True
+        if time.monotonic() - heard > SILENCE_SECONDS:
+            return True
+        time.sleep(CHECK_SECONDS)
+    return False
+
+
+def _pause(seconds: float, ray: Iterator[None]) -> bool:
+    """Wait; whether Ray runs still."""
+    end = time.monotonic() + seconds
+    for _ in ray:
+        if time.monotonic() >= end:
+            return True
+        time.sleep(CHECK_SECONDS)
+    return False
+
+
+def _say(words: str) -> None:
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), " ".join(words.split()), flush=True)
 
 
 def stop(folder: Path) -> None:
@@ -122,14 +178,14 @@ def _write(lock: IO[str], words: str) -> None:
 
 
 @contextlib.contextmanager
-def _mlflow() -> Iterator[None]:
+def _mlflow() -> Iterator[str]:
     from study.tracking.server import serve
 
     folder = studies_root() / ".mlflow"
     (folder / "artifacts").mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    with serve(uri, port=MLFLOW_PORT, artifact_root=folder / "artifacts"):
-        yield
+    with serve(uri, port=MLFLOW_PORT, artifact_root=folder / "artifacts") as address:
+        yield address
 
 
 def _hold(lock: IO[str]) -> bool:
@@ -139,11 +195,6 @@ def _hold(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _wait_for_end(process: str) -> None:
-    for _ in while_running(process):
-        time.sleep(CHECK_SECONDS)
 
 
 def while_running(process: str) -> Iterator[None]:

@@ -52,6 +52,7 @@ def _loss(plan: Any, loss: str) -> dict[str, Any]:
     space = plan.spaces[loss]
     return {
         "loss": loss,
+        "space": plan.file.losses[loss].space,
         "searched": {k: describe(d) for k, d in space.distributions.items()},
         "fixed": dict(space.fixed),
         "published": dict(space.published[0].values) if space.published else None,
@@ -81,7 +82,8 @@ def _print(content: dict[str, Any]) -> None:
         click.echo(f"  note: {note}")
     for loss in content["losses"]:
         trials = f"up to {loss['trials']} trials x {loss['epochs']} epochs"
-        click.echo(f"{loss['loss']}: {loss['points']} points, {trials}")
+        space = f" (space {loss['space']})" if loss["space"] else ""
+        click.echo(f"{loss['loss']}{space}: {loss['points']} points, {trials}")
         for knob, text in loss["searched"].items():
             published = "" if loss["published"] is None else _show(loss["published"][knob])
             click.echo(f"  {knob:<18} {text:<24}  {published}".rstrip())

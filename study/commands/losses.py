@@ -27,6 +27,7 @@ def command(name: str | None, as_json: bool) -> None:
     content = [_describe(space) for space in spaces]
     if name:
         content[0]["optional"] = _optional(spaces[0])
+        content[0]["spaces"] = _others(name)
     if as_json:
         print_json(content[0] if name else content)
         return
@@ -82,6 +83,13 @@ def _optional(space: Space) -> dict[str, Any]:
     return found
 
 
+def _others(name: str) -> list[str]:
+    """Other ready-made spaces of a loss: `space: NAME` in its section of a study file."""
+    from search_spaces import VARIANTS
+
+    return [variant for loss, variant in VARIANTS if loss == name.removesuffix("+synthesis")]
+
+
 def _print(content: dict[str, Any], *, full: bool) -> None:
     click.echo(f"\n{content['loss']}  ({content['paper']})")
     for name, knob in content["knobs"].items():
@@ -95,6 +103,8 @@ def _print(content: dict[str, Any], *, full: bool) -> None:
             default = f"optional, default {_show(knob['default'])}"
             click.echo(f"  {knob['symbol']:<11} {name:<18} {knob['range']:<24} {default}")
             click.echo(f"      {knob['reason']}")
+        for space in content["spaces"]:
+            click.echo(f"  another ready-made space: `space: {space}` in a study file")
         for point in content["published"]:
             click.echo(
                 f"  published: {point['source']}" + (f" ({point['note']})" if point["note"] else "")

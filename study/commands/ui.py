@@ -28,7 +28,7 @@ _SIGNS = ("plan.json", "optuna.journal", "mlflow.db")
 def command(name: str | None, port: int, root: Path | None, cluster: Path | None) -> None:
     """Serve until interrupted. Without a name: the study that ran last, and its neighbours."""
     for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, too
-        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(end, _stop)
     if cluster is not None:
         _through_tunnel(cluster, name, port, root)
         return
@@ -140,6 +140,11 @@ def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | Non
                 address = opened.enter_context(serve(address, port=port))
             click.echo(f"{name}: {redact(address)}{path}  (ctrl-C stops)")
         _wait()
+
+
+def _stop(*_: object) -> None:
+    """As ctrl-C does; a process that a script starts in the background may ignore that."""
+    raise KeyboardInterrupt
 
 
 def _wait() -> None:

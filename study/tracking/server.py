@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from pathlib import Path
 from study.errors import StudyError
 from study.tracking.address import with_driver
 from study.tracking.redaction import redact
+
+ANSWER_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -50,7 +53,8 @@ def serve(
             f"The port {port} of {host} is taken: choose another, or 0 for a free one."
         )
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port)]
-    command += ["--workers", "1"]
+    # A line for every request would fill the disk in the months a server may run.
+    command += ["--workers", "1", "--uvicorn-opts", "--no-access-log"]
     if artifact_root is not None:
         command += ["--artifacts-destination", artifact_root.absolute().as_uri()]
     if basic_auth:
@@ -98,16 +102,32 @@ def _environment(uri: str) -> dict[str, str]:
     }
 
 
+def says_it_is_well(address: str) -> bool:
+    """Whether a server answers right now; not when it takes seconds.
+
+    Raises:
+        ConnectionError: Nothing listens there.
+    """
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True  # it answers, if only to ask who we are
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionError):
+            raise error.reason from None
+        return False
+    except (OSError, http.client.HTTPException):  # too slow, or broken off in the middle
+        return False
+
+
 def _answers(address: str, process: subprocess.Popen[bytes], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5.0):
+        with contextlib.suppress(ConnectionError):
+            if says_it_is_well(address):
                 return True
-        except urllib.error.HTTPError:
-            return True  # it answers, if only to ask who we are
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     return False
 
 

@@ -50,6 +50,7 @@ class Desk:
         errors_dir: Where tracebacks of failed trials are kept; None for nowhere.
         nodes_lost: How many nodes the cluster has lost so far.
         warn: Is told, in one line, what a person should know though trials go on.
+        forget: Is told whose checkpoint may go wherever else it is.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Desk:
         errors_dir: Path | None = None,
         nodes_lost: Callable[[], int] = lambda: 0,
         warn: Callable[[str], None] = lambda text: None,
+        forget: Callable[[str], None] = lambda trial: None,
     ) -> None:
         self._plan, self.ledger, self._listener = plan, ledger, listener
         self._cache_dir, self._checkpoint_dir, self._slots = cache_dir, checkpoint_dir, slots
@@ -72,7 +74,7 @@ class Desk:
         self._seconds: dict[str, float] = {}
         self._kept: dict[str, set[str]] = {}
         self._losses: dict[str, int] = {}
-        self._warn, self._warned = warn, set[str]()
+        self._warn, self._warned, self._forget = warn, set[str](), forget
         # One trial waits for a slot, unless a limit says how many may run: Tune would start it.
         self._ahead = 1 if plan.file.resources.max_concurrent is None else 0
         self._tidy()
@@ -193,11 +195,21 @@ class Desk:
     def _keep_best(self, job: Job) -> None:
         """Drop the checkpoint of a trial that ended, or of the one it pushes out of the best."""
         if not self._is_kept(job):
-            remove_checkpoint(self._checkpoint_dir, job.trial)
+            self._remove(job.trial)
         best = self._best(job.loss)
         old, self._kept[job.loss] = self._kept.get(job.loss, set()), best
         for trial in sorted(old - best):
-            remove_checkpoint(self._checkpoint_dir, trial)
+            self._remove(trial)
+
+    def _remove(self, trial: str) -> None:
+        remove_checkpoint(self._checkpoint_dir, trial)
+        self._forget(trial)
+
+    def kept(self) -> list[str]:
+        """Trials whose checkpoints are kept."""
+        best = {trial for loss in self._plan.losses for trial in self._best(loss)}
+        ended = [job for job in self.ledger.ended_jobs() if job.origin == "confirm"]
+        return sorted(best | {job.trial for job in ended if self._is_kept(job)})
 
     def _tidy(self) -> None:
         """Drop what an earlier run could not: it may have died between an end and its clean-up."""

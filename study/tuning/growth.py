@@ -64,10 +64,17 @@ def nodes_of_file() -> list[Mapping[str, float]]:
     return possible_nodes(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else []
 
 
-def nodes_that_may_come() -> list[Mapping[str, float]] | None:
-    """What each node would have, if anyone knows; None if not."""
+def nodes_that_may_come(alive: int) -> list[Mapping[str, float]] | None:
+    """What each node would have, if anyone knows; None if not.
+
+    Args:
+        alive: How many there are. The file of one's own machines says no more than how many will
+            come: when all are there, nothing else will.
+    """
     nodes = nodes_of_file()
-    return nodes if nodes and all(nodes) else None
+    if nodes and all(nodes):
+        return nodes
+    return [] if nodes and alive >= len(nodes) else None
 
 
 def wish_of(resources: ResourcesSection, trials: int, nodes: Sequence[Mapping[str, float]]) -> Wish:

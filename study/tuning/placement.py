@@ -72,7 +72,7 @@ def check_room(
     if may_come is None or fitting(resources, nodes) or fitting(resources, may_come):
         return
     advice = "lower cpus_per_trial, gpus_per_trial or ranks_per_trial, or "
-    advice += "name larger nodes in the cluster's file" if may_come else "name a cluster"
+    advice += "name a cluster with larger nodes"
     raise StudyError(f"resources: {lack(resources, nodes, may_come)}; {advice}")
 
 

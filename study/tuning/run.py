@@ -22,12 +22,14 @@ from study.tuning.describing import open_tracking, trial_tags
 from study.tuning.desk import Desk, Listener
 from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
+from study.tuning.node_files import NodeFiles
 from study.tuning.placement import nodes_lost, slots
 from study.tuning.record import Record
 from study.tuning.session import Patience, ray_session
 from study.tuning.telling import TrackingListener, tell_again
 from study.tuning.tune import run_tune
 from study.tuning.warned import Warned
+from trainables.checkpoints import file_name
 
 REPORT_SECONDS = 180.0
 """Least time between two reports while a study runs."""
@@ -121,13 +123,14 @@ def run(
             for split in _splits(ledger.waiting, search):
                 tracker.baseline(split, _baseline(plan, bench, split))
             listener = TrackingListener(tracker, plan, tags)
-            desk = _open_desk(home, plan, ledger, listener, warned)
+            files = _node_files(home, plan)
+            desk = _open_desk(home, plan, ledger, listener, warned, files)
             if not ledger.is_finished():
                 pause = REPORT_SECONDS if report else math.inf
                 resources = plan.file.resources
                 if address is not None and plan.file.storage.checkpoints is None:
                     say(UNSHARED)
-                lasting = Patience(resources, warned), Watch(tracker.status, warned)
+                lasting = Patience(resources, warned), Watch(tracker.status, warned), files
                 with (
                     ray_session(resources, address, say, on_death),
                     Refresher(home, plan, tracker, seconds=pause) as refresher,
@@ -136,6 +139,8 @@ def run(
                     show = _shower(desk, tick, refresher, grown, lasting)
                     show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
+                    if ledger.is_finished():
+                        files.bring_home(desk.kept())
             with _ending(home, plan, tracker, ledger) as finished:
                 if finished and report:
                     publish(home, plan, tracker, bench, ledger, say, warned)
@@ -169,8 +174,17 @@ def _note(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> None
     tracker.note(progress_note(plan, ledger.progress(), reported=reported))
 
 
+def _node_files(home: StudyHome, plan: Plan) -> NodeFiles:
+    return NodeFiles(None if plan.file.storage.checkpoints else home.checkpoints, file_name)
+
+
 def _open_desk(
-    home: StudyHome, plan: Plan, ledger: Ledger, listener: Listener, warned: Warned
+    home: StudyHome,
+    plan: Plan,
+    ledger: Ledger,
+    listener: Listener,
+    warned: Warned,
+    files: NodeFiles,
 ) -> Desk:
     return Desk(
         plan,
@@ -181,6 +195,7 @@ def _open_desk(
         errors_dir=home.errors,
         nodes_lost=nodes_lost,
         warn=warned,
+        forget=files.forget,
         slots=slots(plan.file.resources),
     )
 
@@ -190,7 +205,7 @@ def _shower(
     tick: Tick | None,
     refresher: Refresher,
     grown: Growth,
-    lasting: tuple[Patience, Watch],
+    lasting: tuple[Patience, Watch, NodeFiles],
 ) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 

@@ -56,7 +56,8 @@ def ray_session(
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     try:
         with contextlib.nullcontext() if address else _watched(on_death):
-            check_room(resources, alive_nodes(), nodes_that_may_come() if address else ())
+            alive = alive_nodes()
+            check_room(resources, alive, nodes_that_may_come(len(alive)) if address else ())
             yield
     finally:
         ray.shutdown()

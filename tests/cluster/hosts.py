@@ -1,6 +1,7 @@
 """Hosts made of namespaces: their own address, processes, home, temporary files and sshd.
 
-They share the machine's files otherwise, so nothing has to be installed on them. This process is
+They share the machine's files otherwise, and each has this Python environment, with changes of its
+own, as `~/dml-study/.venv`: an image with all but the project itself installed. This process is
 outside, like a laptop; it reaches them by ssh alone.
 """
 
@@ -24,6 +25,15 @@ OWN = ("/tmp", "/run", "/mnt", "/dev/shm")
 NEEDED = sorted({str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix})
 SHARED = "/mnt/shared"
 
+_PIP = """\
+[global]
+no-index = true
+[install]
+no-build-isolation = false
+"""
+"""Nothing can be fetched: pip has to find every version it wants here, or fail. (pip reads the last
+line as "build isolation: false"; it would fetch setuptools anew.)"""
+
 _INIT = """\
 set -e
 export LC_ALL=C
@@ -36,6 +46,11 @@ mount -t tmpfs none /dev/shm
 mount -t tmpfs none /tmp && chmod 1777 /tmp
 mount -t tmpfs none /run && mkdir /run/sshd
 {bring_back}
+mkdir -p /mnt/image/changes /mnt/image/work
+mount -t overlay none {prefix} \
+    -o lowerdir={prefix},upperdir=/mnt/image/changes,workdir=/mnt/image/work
+cp /mnt/own/pip.conf {prefix}/
+mkdir -p {home}/dml-study && ln -s {prefix} {home}/dml-study/.venv
 mkdir -p {home}/.ssh && chmod 700 {home} {home}/.ssh
 cp /mnt/own/authorized_keys {home}/.ssh/ && chmod 600 {home}/.ssh/authorized_keys
 mount --bind /mnt/own/passwd /etc/passwd
@@ -103,16 +118,20 @@ class Host:
         self.init.kill()  # unshare --kill-child: the namespace's first process dies with it
         self.init.wait()
 
-    def processes(self) -> list[str]:
-        """Command lines of what runs on the host besides its first process and sshd."""
+    def processes(self) -> dict[int, str]:
+        """What runs on the host besides its first process and sshd: command lines by number."""
         space = Path(f"/proc/{self.first()}/ns/pid").readlink()
-        found = []
+        found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 mine = Path(f"/proc/{process.pid}/ns/pid").readlink() == space
                 if mine and process.pid != self.first() and "sshd" not in process.name():
-                    found.append(" ".join(process.cmdline()))  # raises for a zombie
+                    found[process.pid] = " ".join(process.cmdline())  # raises for a zombie
         return found
+
+    def running(self, name: str) -> list[int]:
+        """Processes of the host in whose command lines a word stands."""
+        return [number for number, command in self.processes().items() if name in command]
 
     def first(self) -> int:
         """The process that is the first of its namespace."""
@@ -181,6 +200,7 @@ def _start(host: Host, key: Path) -> None:
     own.mkdir()
     _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(own / "host_key"))
     shutil.copy(key.with_suffix(".pub"), own / "authorized_keys")
+    (own / "pip.conf").write_text(_PIP)
     (own / "sshd_config").write_text(_SSHD.format(address=host.address))
     (own / "passwd").write_text(
         f"root:x:0:0:root:{HOME}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
@@ -194,6 +214,7 @@ def _start(host: Host, key: Path) -> None:
         folder=host.folder,
         name=host.name,
         home=HOME,
+        prefix=sys.prefix,
         keep="\n".join(keep),
         bring_back="\n".join(back),
     )

@@ -1,27 +1,35 @@
 """A real cluster, made with `ray up` and used from outside as a laptop would.
 
-Three hosts (see hosts.py). One is cut from the network and another killed while a study runs; it
-must end complete, as if nothing had happened.
+Three hosts (see hosts.py). One is cut from the network and another killed while a study runs, and
+the MLflow server is killed; the study must end complete, as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
+import re
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 import yaml
 
 from study.cluster.places import MLFLOW_PORT
-from tests.cluster.hosts import SHARED, Host, hosts, missing
+from tests.cluster.hosts import HOME, SHARED, Host, hosts, missing
 from tests.cluster.strangers import ASKS, OPEN, answers
 from tests.study.driven import write_features
 
@@ -76,11 +84,13 @@ class Laptop:
 
     def run(self, *command: str, timeout: float = 240) -> str:
         """A command's output; it must succeed."""
+        began = time.monotonic()
         process = self.start(*command)
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:
             process.kill()
+        print(f"{time.monotonic() - began:6.1f} s {' '.join(command[-4:])}")
         assert process.returncode == 0, f"{command}: {output[-4000:]}"
         return output
 
@@ -116,12 +126,10 @@ def write_cluster_file(laptop: Laptop) -> None:
     """As a user would: with `study new`, then edited (small hosts, an impatient head)."""
     named = [part for host in laptop.hosts for part in ("--host", host.address)]
     where = ["--user", "root", "--key", str(laptop.key), "--shared", SHARED]
-    environment = str(Path(sys.executable).parents[1])
-    laptop.study("new", "own.yaml", "--cluster", "onprem", *named, *where, "--venv", environment)
+    laptop.study("new", "own.yaml", "--cluster", "onprem", *named, *where)
     path = laptop.folder / "own.yaml"
     text = path.read_text()
     own = {
-        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "RAY_health_check_initial_delay_ms": "2000",
         "RAY_health_check_period_ms": "1000",
@@ -131,9 +139,7 @@ def write_cluster_file(laptop: Laptop) -> None:
     lines = "".join(f"    'export {key}={value}'\n" for key, value in own.items())
     mark = "    'export RAY_AUTH_MODE=token'\n"
     assert mark in text
-    text = text.replace(mark, mark + lines)
-    text = text.replace("ray start --head", "ray start --include-dashboard=false --head")
-    path.write_text(text)
+    path.write_text(text.replace(mark, mark + lines))
 
 
 def write_study_file(laptop: Laptop) -> None:
@@ -151,15 +157,11 @@ def write_study_file(laptop: Laptop) -> None:
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain until {what}"
+        assert time.monotonic() < began + seconds, f"waited {seconds:g} s in vain until {what}"
         time.sleep(0.2)
-
-
-def runs(host: Host, name: str) -> bool:
-    """Whether a process of this name runs on a host."""
-    return any(name in command for command in host.processes())
+    print(f"{time.monotonic() - began:6.1f} s until {what}")
 
 
 def nobody_gets_in(laptop: Laptop) -> None:
@@ -181,6 +183,91 @@ def nobody_gets_in(laptop: Laptop) -> None:
     assert "uthenticat" in done.stdout + done.stderr
 
 
+INSTALLED = """
+import json, pathlib, study
+from importlib.metadata import PackageNotFoundError, version
+pins = pathlib.Path("~/dml-study/constraints.txt").expanduser().read_text().split()
+others, found = {}, 0
+for name, wanted in (pin.split("==") for pin in pins if "==" in pin):
+    try:
+        found += 1
+        if version(name) != wanted:
+            others[name] = version(name)
+    except PackageNotFoundError:  # of another platform, or for development
+        found -= 1
+print("INSTALLED", json.dumps([study.__file__, found, others]))
+"""
+
+
+def nodes_have_what_was_shipped(laptop: Laptop) -> None:
+    """The set-up commands built and installed the project; all else has the pinned version.
+
+    pip had no index to fetch from, so it had to agree with what it found.
+    """
+    said = laptop.run("ray", "exec", "own.yaml", f"python -c {shlex.quote(INSTALLED)}")
+    (line,) = [line for line in said.splitlines() if line.startswith("INSTALLED ")]
+    file, found, others = json.loads(line.removeprefix("INSTALLED "))
+    assert file.startswith(f"{HOME}/dml-study/.venv/")
+    assert file.endswith("/site-packages/study/__init__.py")
+    assert found > 50
+    assert others == {}
+
+
+@contextlib.contextmanager
+def ui(laptop: Laptop, *arguments: str) -> Iterator[str]:
+    """The address that `study ui` prints; afterwards, told to stop, it leaves no tunnel.
+
+    As a shell starts it in the background of a script: it does not hear ctrl-C.
+    """
+    deaf = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    process = laptop.start(*deaf, sys.executable, "-m", "study", "ui", *arguments)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)\S*", line):
+            break
+    else:
+        pytest.fail(f"no address: {said}")
+    (tunnel,) = psutil.Process(process.pid).children()
+    assert tunnel.name() == "ssh"
+    yield found[0]
+    process.terminate()
+    assert process.communicate(timeout=30)[0].strip() == "stopped"
+    assert process.returncode == 0
+    assert not tunnel.is_running()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(found[1])), timeout=5)
+
+
+def fetch(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def answers_again(address: str) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return "<title>MLflow</title>" in fetch(address)
+    return False
+
+
+def mlflow_comes_back(laptop: Laptop) -> None:
+    """The page is there through a tunnel; the server is killed; the same tunnel leads to a new."""
+    with ui(laptop, "far", "--cluster", "own.yaml") as address:
+        server, _, page = address.partition("/#")
+        assert "<title>MLflow</title>" in fetch(server)
+        experiment = page.removeprefix("/experiments/").split("/")[0]
+        path = f"{server}/api/2.0/mlflow/experiments/get?experiment_id={experiment}"
+        assert json.loads(fetch(path))["experiment"]["name"] == "far"
+        before = laptop.head.running("uvicorn")
+        assert before
+        for process in before:
+            os.kill(process, signal.SIGKILL)
+        wait_until(lambda: answers_again(server), seconds=120, what="MLflow is back")
+        assert not set(before) & set(laptop.head.running("uvicorn"))
+        assert json.loads(fetch(path))["experiment"]["name"] == "far"
+
+
 def checkpoints(laptop: Laptop) -> int:
     return len(list((laptop.folder.parent / "shared" / "far").glob("*.pt")))
 
@@ -191,10 +278,10 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     laptop.run("ray", "up", "-y", "--disable-usage-stats", "own.yaml")
 
     _, one, two = laptop.hosts
-    wait_until(lambda: runs(one, "raylet") and runs(two, "raylet"), seconds=120, what="3 nodes")
+    wait_until(lambda: one.running("raylet") and two.running("raylet"), seconds=120, what="3 nodes")
     first = laptop.start(sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml")
     wait_until(
-        lambda: (runs(one, TRIAL) and runs(two, TRIAL)) or first.poll() is not None,
+        lambda: (one.running(TRIAL) and two.running(TRIAL)) or first.poll() is not None,
         seconds=180,
         what="both workers train",
     )
@@ -204,6 +291,7 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     two.kill()
     first.kill()  # the laptop closes
     first.communicate()
+    mlflow_comes_back(laptop)
 
     again = laptop.study("run", "far.yaml", "--cluster", "own.yaml")
     assert "far is running; following it" in again
@@ -222,6 +310,7 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     assert set(trials["epochs"]) == {EPOCHS}
     assert set(trials["host"]) <= {"head", "one", "two"}
     nobody_gets_in(laptop)
+    nodes_have_what_was_shipped(laptop)
 
     one.mend()
     laptop.run("ray", "down", "-y", "own.yaml")

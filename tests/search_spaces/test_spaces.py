@@ -142,6 +142,32 @@ def test_words_for_people(space: Space) -> None:
     assert len({claim.name for claim in space.claims}) == len(space.claims)
 
 
+@pytest.mark.parametrize(
+    ("loss", "symbols"),
+    [
+        ("norm_softmax", "σ"),
+        ("am_softmax", "s m"),
+        ("arcface", "s m"),
+        ("proxy_nca", "s"),
+        ("proxy_nca_pp", "T"),
+        ("soft_triple", "λ γ τ δ K"),
+        ("proxy_anchor", "α δ"),
+        ("circle", "γ m"),
+        ("circle_pair", "γ m"),
+        ("unified", "γ m"),
+        ("unified_pair", "γ m"),
+        ("triplet", "m"),
+        ("contrastive", "m m₊"),
+        ("multi_similarity", "α β λ"),
+        ("margin", "α β"),
+    ],
+)
+def test_symbols_are_those_of_the_loss_s_own_paper(loss: str, symbols: str) -> None:
+    """Proxy-NCA's factor and a margin on positive pairs are later than their papers."""
+    knobs = get_space(loss).scientific
+    assert [knobs[name].symbol for name in knobs if name in loss_knobs(loss)] == symbols.split()
+
+
 @pytest.mark.parametrize("space", ALL, ids=label)
 def test_goes_through_json_and_back(space: Space) -> None:
     text = json.dumps(space.to_dict())

@@ -5,9 +5,11 @@ Run as a program, `python rank_cluster.py FOLDER`, it prints what was found as J
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,7 +85,7 @@ def study(folder: Path, name: str, **changes: Any) -> tuple[StudyHome, Path]:
 
 def execute(home: StudyHome, path: Path) -> bool:
     plan = build_plan(read_study_file(path))
-    home.directory.mkdir(parents=True)
+    home.directory.mkdir(parents=True, exist_ok=True)
     save_plan(plan, home.directory)
     return run(home, load_plan(home.directory), report=False).finished
 
@@ -211,15 +213,60 @@ def dead_driver(folder: Path, address: str) -> dict[str, Any]:
         resources={"ranks_per_trial": 2, "gpus_per_trial": 2, "cpus_per_trial": 2},
     )
     process = launch(folder / "studies", "run", str(path), "--address", address)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not list(home.checkpoints.glob("*.pt")):  # an epoch is done
         if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(process.stdout.read() if process.stdout else "no output")
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(process.communicate()[0])
         time.sleep(0.05)
     before = held()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return {"before": before, "held": settled()}
+
+
+def node_apart(folder: Path, address: str) -> dict[str, Any] | None:
+    """All trials run on a node that has a folder of its own where the study's is; needs root."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return None
+    home, path = study(
+        folder,
+        "apart",
+        losses=["proxy_anchor", "triplet"],
+        training={"epochs": 2, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 3, "repeats": 1, "stop_early": False},
+        resources={"cpus_per_trial": 8},
+    )
+    home.checkpoints.mkdir(parents=True)
+    options = "--num-cpus=8 --dashboard-agent-listen-port=0 --object-store-memory=80000000 --block"
+    ray_program = Path(sys.executable).parent / "ray"
+    script = f"mount -t tmpfs none {home.checkpoints} && exec {ray_program} start {options}"
+    node = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", f"{script} --address={address}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    there = Path(f"/proc/{node.pid}/root{home.checkpoints}")
+    most: set[str] = set()
+
+    def watch() -> None:
+        while node.poll() is None:
+            with contextlib.suppress(OSError):
+                most.update(entry.name for entry in there.glob("*.pt"))
+            time.sleep(0.02)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        while len(ray.nodes()) < 3:
+            time.sleep(0.1)
+        finished = execute(home, path)
+        left = [entry.name for entry in there.glob("*.pt")]
+    finally:
+        os.killpg(node.pid, signal.SIGTERM)
+        node.wait(20)
+    kept = sorted(entry.name for entry in home.checkpoints.iterdir())
+    return {"finished": finished, "there": len(most), "left": left, "kept": kept}
 
 
 def main(folder: Path) -> dict[str, Any]:
@@ -238,6 +285,7 @@ def main(folder: Path) -> dict[str, Any]:
             "two_nodes": two_nodes(folder, seen),
             "parts": parts_of_gpus(folder),
             "dead_driver": dead_driver(folder, cluster.address),
+            "node_apart": node_apart(folder, cluster.address),
         }
     finally:
         ray.shutdown()

@@ -70,6 +70,18 @@ def test_every_command_is_one_the_shell_understands(kind: str) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
+def test_both_files_install_in_the_same_words() -> None:
+    """So what the real `ray up` of own machines installs is what AWS would."""
+    words = "pip install -q -c ~/dml-study/constraints.txt ~/dml-study"
+    for kind in ("aws", "onprem"):
+        config = config_of(kind)
+        assert " ".join(config["setup_commands"]).count(words) == 1
+        root = "./" if kind == "aws" else f"{Path(__file__).resolve().parents[2]}/"
+        sources = {there: here.removeprefix(root) for there, here in config["file_mounts"].items()}
+        assert sources == {f"~/dml-study/{name}": name for name in sources.values()}
+        assert len(sources) == 7
+
+
 @pytest.mark.parametrize("kind", ["aws", "onprem"])
 def test_every_ray_process_uses_the_token(kind: str) -> None:
     config = config_of(kind)

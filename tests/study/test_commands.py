@@ -347,6 +347,8 @@ def test_lists_for_scripts(study: Any) -> None:
     assert one["optional"]["temperature_mode"]["default"] == "fixed"
     assert set(one["optional"]) >= {"label_smoothing", "proxies_per_class", "synthesis_draw"}
     assert study("losses", "circel").code == 2
+    assert one["spaces"] == []
+    assert "`space: official` in a study file" in study("losses", "proxy_nca_pp").out
     assert json.loads(study("status", "--json").out) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 
-from search_spaces import EXTRA, TRAINING_KNOBS
+from search_spaces import EXTRA, TRAINING_KNOBS, get_space
 from search_spaces.space import Space
 from study.errors import StudyError
 from study.jobs import Job
@@ -251,3 +251,26 @@ def test_a_knob_searched_by_name_has_the_range_symbol_and_reason_we_know() -> No
     assert space.searched["weight_decay"].symbol == "wd"
     with pytest.raises(StudyError, match="no range of augment is known; give one"):
         space_with(["augment"])
+
+
+def test_another_ready_made_space_of_a_loss() -> None:
+    """It wins over what the study says of all losses; the loss's own section wins over it."""
+    training = {"batch_size": 64, "embedding_dim": 8, "backbone_lr": [1e-5, 1e-4, "log"]}
+    losses = {"proxy_nca_pp": {"space": "official", "fixed": {"clip_grad": 1.0}}, "triplet": {}}
+    plan = plan_of({"losses": losses, "training": training})
+    official = get_space("proxy_nca_pp", variant="official")
+    space = plan.spaces["proxy_nca_pp"]
+    assert space.distributions == official.distributions
+    assert space.fixed == {**official.fixed, "embedding_dim": 8, "clip_grad": 1.0}
+    assert space.published[0].values["proxy_lr"] == 4e2
+    assert plan.settings("proxy_nca_pp", plan.example("proxy_nca_pp"))[0].adam_eps == 1.0
+    assert plan.spaces["triplet"].fixed["batch_size"] == 64
+    assert Plan.from_dict(plan.to_dict()) == plan
+    frozen = plan_of({"losses": losses, "backbone": {"name": "conv4", "frozen": True}})
+    assert frozen.spaces["proxy_nca_pp"].fixed["backbone_lr"] == 0.0
+    with pytest.raises(StudyError, match="no other space 'oficial'; known: official"):
+        plan_of({"losses": {"proxy_nca_pp": {"space": "oficial"}}})
+    with pytest.raises(StudyError, match="no other space 'official'; known: none"):
+        plan_of({"losses": {"triplet": {"space": "official"}}})
+    with pytest.raises(StudyError, match="did you mean 'space'"):
+        plan_of({"losses": {"triplet": {"spce": "official"}}})

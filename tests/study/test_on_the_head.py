@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import http.server
 import io
 import os
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -194,6 +199,56 @@ def test_a_server_that_does_not_come_up_is_one_line(
     assert f"port {MLFLOW_PORT} of 127.0.0.1 is taken" in error
     assert "keeper.log" in error
     assert error.count("\n") == 1
+
+
+def test_a_server_that_dies_or_falls_silent_is_started_again_until_ray_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One dies, one does not start, one accepts and never answers; then Ray ends."""
+    for name in ("CHECK_SECONDS", "PATIENCE_SECONDS", "AGAIN_SECONDS"):
+        monkeypatch.setattr(services, name, 0.05)
+    monkeypatch.setattr(services, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr("study.tracking.server.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(services, "_runs", lambda name: len(asked) < 4 or asked[-1] < 3)
+    asked: list[int] = []  # of each server, how often it was asked
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked[-1] += 1
+            if len(asked) == 1 and asked[-1] == 3:
+                threading.Thread(target=die, args=(self.server,)).start()
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def die(server: socketserver.BaseServer) -> None:
+        server.shutdown()
+        server.server_close()
+
+    @contextlib.contextmanager
+    def mlflow() -> Iterator[str]:
+        asked.append(0)
+        if len(asked) == 2:
+            raise StudyError("the disk is full")
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+            if len(asked) != 3:
+                threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+            if len(asked) != 3:
+                server.shutdown()
+
+    monkeypatch.setattr(services, "_mlflow", mlflow)
+    with (tmp_path / "keeper").open("w+") as lock:
+        assert services._keep_mlflow(lock) == 0
+    assert asked[0] == 3
+    assert asked[1:3] == [0, 0]
+    assert asked[3] >= 3
+    assert len(asked) == 4
+    said = capsys.readouterr().out
+    assert said.count("the MLflow server is gone; starting it again\n") == 2
+    assert said.count("the disk is full\n") == 1
 
 
 def test_names_that_are_no_names_start_nothing(head_folder: Path) -> None:

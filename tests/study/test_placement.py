@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from study.cluster.files import onprem_file
 from study.errors import StudyError
 from study.file import ResourcesSection
 from study.plan import build_plan
@@ -72,15 +73,32 @@ def test_what_a_cluster_may_grow_to_is_what_its_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert nodes_that_may_come() is None, "no file: others may join by hand"
+    assert nodes_that_may_come(9) is None, "no file: others may join by hand"
     file = tmp_path / "ray_bootstrap_config.yaml"
     kinds: dict[str, Any] = {"head": {"resources": {"CPU": 0}}, "w": {"resources": {"CPU": 4}}}
     config = {"head_node_type": "head", "max_workers": 2, "available_node_types": kinds}
     file.write_text(yaml.safe_dump(config))
-    assert nodes_that_may_come() == [{"CPU": 0}, {"CPU": 4}, {"CPU": 4}]
+    assert nodes_that_may_come(1) == [{"CPU": 0}, {"CPU": 4}, {"CPU": 4}]
     kinds["w"]["resources"] = {}
     file.write_text(yaml.safe_dump(config))
-    assert nodes_that_may_come() is None, "the file of one's own machines does not say"
+    assert nodes_that_may_come(2) is None, "the file of one's own machines does not say"
+    assert nodes_that_may_come(3) == [], "all of them are there: no other will come"
+
+
+def test_own_machines_that_are_all_there_and_too_small_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file that `ray up` leaves on the head, as Ray completes it."""
+    from ray.autoscaler._private.util import prepare_config
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written = onprem_file(name="own", hosts=["a", "b", "c"], user="me", key=Path("/k"))
+    config = prepare_config(yaml.safe_load(written))
+    (tmp_path / "ray_bootstrap_config.yaml").write_text(yaml.safe_dump(config))
+    big, small = section(gpus_per_trial=1), {"CPU": 8.0}
+    check_room(big, [small] * 2, nodes_that_may_come(2))
+    with pytest.raises(StudyError, match="with CPU 1, GPU 1 each, but here is 3 with CPU 8, GPU 0"):
+        check_room(big, [small] * 3, nodes_that_may_come(3))
 
 
 def test_waiting_for_nodes_is_said_again_and_again() -> None:

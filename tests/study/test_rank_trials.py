@@ -10,6 +10,7 @@ import pytest
 from study.home import StudyHome
 from tests.study.driven import check_complete
 from tests.study.rank_cluster import in_a_process
+from trainables.checkpoints import load_checkpoint
 
 pytestmark = pytest.mark.ray
 NOTHING = {"actors": 0, "groups": 0, "processes": 0, "missing": {}}
@@ -57,8 +58,12 @@ def test_a_trial_spans_nodes_when_asked(found: dict[str, Any], folder: Path) -> 
     wide = found["two_nodes"]
     assert wide["finished"]
     assert (wide["ranks"], wide["nodes"]) == (4, 2)
-    trials = check_complete(StudyHome(folder / "studies" / "wide"))
+    home = StudyHome(folder / "studies" / "wide")
+    trials = check_complete(home)
     assert (trials["state"] == "finished").all()
+    kept = [path.stem for path in home.checkpoints.iterdir()]
+    assert len(kept) == 1, "the nodes share the study's folder: its best is not cleared away"
+    assert kept[0] in set(trials["trial"])
 
 
 def test_trials_share_a_gpu(found: dict[str, Any], folder: Path) -> None:
@@ -75,3 +80,22 @@ def test_the_drivers_death_frees_every_rank_and_gpu(found: dict[str, Any]) -> No
     assert before["processes"] >= 2
     assert before["missing"]["GPU"] >= 2.0
     assert found["dead_driver"]["held"] == NOTHING
+
+
+def test_a_node_that_shares_no_storage_is_tidied_and_the_best_come_home(
+    found: dict[str, Any], folder: Path
+) -> None:
+    apart = found["node_apart"]
+    if apart is None:
+        pytest.skip("needs root, to give a node a folder of its own")
+    assert apart["finished"]
+    assert apart["there"] == 6, "each trial left one there"
+    assert apart["left"] == []
+    home = StudyHome(folder / "studies" / "apart")
+    trials = check_complete(home)
+    best = trials.loc[trials.groupby("loss")["score"].idxmax()]["trial"]
+    assert apart["kept"] == sorted(f"{trial}.pt" for trial in best)
+    for trial in best:
+        payload = load_checkpoint(home.checkpoints, trial)
+        assert payload is not None
+        assert payload["epoch"] == 2

@@ -275,8 +275,18 @@ def many_classes(world: World, name: str, n_classes: int, dim: int) -> dict[str,
         value.backward()
         optimizer.step()
         values.append(float(value.detach()))
-    rows = len(loss.get_parameter("proxies"))
-    return {"first": values[0], "last": values[1], "mib": _peak_mib() - before, "rows": rows}
+    proxies = loss.get_parameter("proxies")
+    assert proxies.grad is not None
+    moments = [m for m in optimizer.state[proxies].values() if m.dim()]
+    held = sum(t.untyped_storage().nbytes() for t in (proxies, proxies.grad, *moments)) / 2**20
+    peak = _peak_mib() - before
+    return {
+        "first": values[0],
+        "last": values[1],
+        "mib": peak,
+        "rows": len(proxies),
+        "held": held,
+    }
 
 
 def _peak_mib() -> float:

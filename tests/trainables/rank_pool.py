@@ -28,7 +28,8 @@ class RankPool:
     """
 
     def __init__(self, folder: Path) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")  # which imports torch once for all ranks
+        context.set_forkserver_preload(["tests.trainables.rank_cases"])
         self._pipes, self._processes = [], []
         for rank in range(SIZE):
             ours, theirs = context.Pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -265,7 +266,34 @@ def test_recall_beyond_the_gallery_and_tensors() -> None:
         ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3)}, "must be integers"),
         ({"embeddings": np.full((3, 2), np.nan), "labels": np.zeros(3, int)}, "must be finite"),
         ({"embeddings": np.ones(3), "labels": np.zeros(3, int)}, "must be \\(N, D\\)"),
-        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "ks": (0,)}, "at least 1"),
+        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "ks": (0,)}, "from 1 on"),
+        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "ks": (1.5,)}, "whole"),
+        ({"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "ks": ()}, "from 1 on"),
+        ({"embeddings": np.full((3, 2), np.inf), "labels": np.zeros(3, int)}, "must be finite"),
+        ({"embeddings": np.ones((0, 2)), "labels": np.zeros(0, int)}, "not empty, got \\(0, 2\\)"),
+        ({"embeddings": [], "labels": []}, "not empty, got \\(0,\\)"),
+        ({"embeddings": [[1.0, 2.0], [1.0]], "labels": [0, 0]}, "must be \\(N, D\\)"),
+        ({"embeddings": [["a", "b"]], "labels": [0]}, "must be real numbers, got <U1"),
+        ({"embeddings": np.ones((3, 2), complex), "labels": [0, 0, 0]}, "must be real numbers"),
+        ({"embeddings": torch.ones(3, 2) > 0, "labels": [0, 0, 0]}, "must be real numbers"),
+        (
+            {
+                "embeddings": np.ones((3, 2)),
+                "labels": [0, 0, 0],
+                "gallery": np.ones((3, 4)),
+                "gallery_labels": [0, 0, 0],
+            },
+            "must have one width, got 2 and 4",
+        ),
+        (
+            {
+                "embeddings": np.ones((3, 2)),
+                "labels": [0, 0, 0],
+                "gallery": np.ones((3, 2)),
+                "gallery_labels": [0, 0],
+            },
+            "got 3 and 2",
+        ),
         (
             {"embeddings": np.ones((3, 2)), "labels": np.zeros(3, int), "gallery": np.ones((1, 2))},
             "must be given together",
@@ -273,8 +301,91 @@ def test_recall_beyond_the_gallery_and_tensors() -> None:
     ],
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         evaluate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def frozen_copy(x: NDArray[Any]) -> NDArray[Any]:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x[::-1][::-1],  # contiguous again
+        lambda x: np.ascontiguousarray(x[::-1])[::-1],  # negative strides
+        lambda x: np.ascontiguousarray(x[:, ::-1])[:, ::-1],
+        lambda x: np.asfortranarray(x),
+        lambda x: np.repeat(x, 3, axis=1)[:, ::3],  # gaps
+        lambda x: x.astype(">f4"),
+        lambda x: x.astype(np.float16),
+        lambda x: x.astype(np.int8),
+        lambda x: x.tolist(),
+        frozen_copy,
+        lambda x: torch.from_numpy(x).half(),
+        lambda x: torch.from_numpy(x).bfloat16(),
+        lambda x: torch.from_numpy(x.T.copy()).T,
+    ],
+)
+def test_vectors_in_any_form_give_the_same_scores(form: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-9, 9, size=(60, 6)).astype(np.float32)  # exact in every type
+    labels = rng.integers(0, 8, size=60)
+    expected = evaluate(x, labels)
+    assert evaluate(form(x), labels.tolist()) == expected
+    assert evaluate(x, labels, gallery=form(x), gallery_labels=labels[::-1][::-1]) == evaluate(
+        x, labels, gallery=x, gallery_labels=torch.from_numpy(labels)
+    )
+
+
+def few_large_classes(n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(4)
+    labels = rng.integers(0, 2, n)
+    return (rng.normal(size=(n, 8)) + 0.5 * labels[:, None]).astype(np.float32), labels
+
+
+def test_lists_of_few_large_classes_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = few_large_classes(400)
+    expected = brute_force(x, labels)
+    rows = []
+    ordered = neighbours._ordered
+
+    def noted(*arguments: Any) -> Any:
+        rows.append(len(arguments[2]))
+        return ordered(*arguments)
+
+    monkeypatch.setattr(neighbours, "_ordered", noted)
+    monkeypatch.setattr(neighbours, "LIST_BYTES", 2**20)
+    assert evaluate(x, labels, ks=KS) == pytest.approx(expected, abs=1e-9)
+    longest = neighbours.SPARE + int(np.bincount(labels).max()) - 1
+    assert max(rows) * longest * neighbours.CANDIDATE_BYTES <= 2**20
+    assert min(len(rows), max(rows)) > 1
+
+
+def test_block_sizes_are_bounded_whatever_the_classes() -> None:
+    sop, huge = (neighbours.block_rows(60_502, 60_502, 512, count) for count in (20, 30_251 + 8))
+    assert sop == neighbours.BLOCK_BYTES // (4 * 60_502)  # lists are short: nothing is lost
+    assert huge * 30_259 * neighbours.CANDIDATE_BYTES <= neighbours.LIST_BYTES
+    assert neighbours.block_rows(10**7, 10**7, 512, 5 * 10**6) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory needs Linux")
+def test_memory_does_not_grow_with_the_largest_class() -> None:
+    x, labels = few_large_classes(4000)
+    evaluate(*few_large_classes(200))  # imports and thread pools are not of interest
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _status("VmRSS")
+    evaluate(x, labels)
+    bound = neighbours.BLOCK_BYTES + neighbours.LIST_BYTES
+    assert _status("VmHWM") - before < 1.2 * bound
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def test_nmi_of_clear_and_of_no_clusters() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.trainables.test_retrieval import KINDS, brute_force, concentrated, make
 from trainables import neighbours, within
 from trainables.retrieval import evaluate
+from trainables.vectors import Vectors, vectors
 
 KS = (1, 2, 4, 8)
 
@@ -21,7 +22,7 @@ def test_finds_what_the_search_over_whole_rows_finds(
 ) -> None:
     x, _ = make(kind, 11)
     x = np.concatenate([x, x + np.random.default_rng(0).normal(scale=1e-7, size=x.shape)])
-    given = neighbours.vectors(x, "embeddings")
+    given = vectors(x, "embeddings")
     rows = np.flatnonzero(np.random.default_rng(1).random(len(x)) < 0.8)
     whole = list(neighbours.search(given, given, rows, 9, exclude_self=True))
     monkeypatch.setattr(neighbours, "BLOCK_BYTES", 4 * len(x) * rows_in_a_block)
@@ -59,7 +60,7 @@ def test_items_that_all_enter_every_list_are_found(
     # Every next item is nearer to all that follow: each enters every list.
     angles = np.linspace(0, 3, 900) ** 2 / 9
     x = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    given = neighbours.vectors(x, "embeddings")
+    given = vectors(x, "embeddings")
     monkeypatch.setattr(neighbours, "BLOCK_BYTES", 4 * len(x) * 100)
     rows = np.arange(len(x))
     half = np.concatenate([p.found.indices for p in within.search_within(given, rows, 5)])
@@ -67,8 +68,8 @@ def test_items_that_all_enter_every_list_are_found(
 
 
 def test_pays_for_many_items_and_short_lists_only() -> None:
-    def items(size: int) -> neighbours.Vectors:
-        return neighbours.vectors(np.ones((size, 16), dtype=np.float32), "embeddings")
+    def items(size: int) -> Vectors:
+        return vectors(np.ones((size, 16), dtype=np.float32), "embeddings")
 
     large, small = items(300_000), items(2_000)
     assert within.pays(large, 300_000, 8)

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -58,11 +59,23 @@ def check_knobs(loss: str, known: Mapping[str, KnobInfo], given: Mapping[str, An
             raise ValueError(f"{loss}: `{knob}` must be {_rule(known[knob])}, but got {value!r}.")
 
 
+def whole(value: Any) -> int | None:
+    """The value as an int, whoever made it (numpy, say); None for a bool or what is no integer."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _fits(info: KnobInfo, value: Any) -> bool:
     if info.type is bool:
         return isinstance(value, bool | np.bool_)
     if info.type is str:
         return isinstance(value, str) and (not info.choices or value in info.choices)
+    if whole(value) is not None:
+        return True
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return False
     return math.isfinite(value) and (info.type is float or float(value).is_integer())

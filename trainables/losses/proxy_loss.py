@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainables.losses.blocks import Budget, Segment
 from trainables.losses.classes import Classes, fetch, sampled, start_values
+from trainables.losses.knobs import whole
 from trainables.losses.synthesis import Synthesis
 from trainables.world import Alone, World, share
 
@@ -37,9 +38,11 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("n_classes", "dim"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name} >= 1` (an integer) must hold, but got {value!r}.")
+            given = getattr(self, name)
+            value = whole(given)
+            if value is None or value < 1:
+                raise ValueError(f"`{name} >= 1` (an integer) must hold, but got {given!r}.")
+            object.__setattr__(self, name, value)
         if not 0.0 < self.negative_share <= 1.0:
             raise ValueError(f"`0 < negative_share <= 1` must hold, got {self.negative_share}.")
 

@@ -13,7 +13,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from search_spaces.claims import BetterLoss, BetterValue, Claim, CostRatio, FasterLoss, HigherMetric
-from search_spaces.space import Knob, Published, Space
+from search_spaces.space import Knob, Published, Space, Value
 from study.analyses import (
     across,
     advice,
@@ -41,6 +41,7 @@ from study.report.figures import divergence as figures
 from study.table import KNOB, TrialTable
 from tests.study.demo import demo_problems
 from tests.study.synthetic import Array, Plan, Problem, additive, make_table, unit_space
+from trainables.settings import Settings
 
 
 def _model(table: TrialTable, loss: str = "a") -> Surrogate:
@@ -281,6 +282,44 @@ def test_two_names_of_one_function_are_a_noise_floor_and_not_ranked() -> None:
     assert set(shared) == {"norm_softmax", "triplet"}
     middle = np.mean([draws["norm_softmax"].mean(), draws["proxy_nca_pp"].mean()])
     assert shared["norm_softmax"].mean() == pytest.approx(middle, abs=1e-3)
+
+
+@pytest.mark.parametrize("how", ["held", "searched", "range"])
+def test_two_names_of_one_function_trained_otherwise_are_ranked(how: str) -> None:
+    """Their gap is what the training does; a value written down that is the default is no gap."""
+    table = _twins("norm_softmax", "proxy_nca_pp", "am_softmax")
+    fixed: dict[str, dict[str, Value]] = {
+        "norm_softmax": {"embedding_dim": 64},
+        "proxy_nca_pp": {"embedding_dim": 64, "batch_size": Settings().batch_size},
+        "am_softmax": {"embedding_dim": 64, "m": 0.0},
+    }
+    spaces = {k: replace(s, fixed={**s.fixed, **fixed[k]}) for k, s in table.spaces.items()}
+    alike = replace(table, spaces=spaces)
+    assert comparison.one_function(alike) == [("norm_softmax", "proxy_nca_pp", "am_softmax")]
+    other = spaces["proxy_nca_pp"]
+    if how == "held":
+        other = replace(other, fixed={**other.fixed, "batch_size": 32})
+        why = "(batch_size 64 and 32)"
+    elif how == "searched":
+        knob = Knob(CategoricalDistribution(["avg", "max"]), "pooling", "which")
+        other = replace(other, nuisance={"pooling": knob}, published=())
+        why = "(pooling avg and searched in {avg, max})"
+    else:
+        knob = replace(other.searched["x"], distribution=FloatDistribution(0.0, 0.5))
+        other = replace(other, scientific={"x": knob}, published=())
+        why = "(x searched in [0, 1] and searched in [0, 0.5])"
+    apart = replace(table, spaces={**spaces, "proxy_nca_pp": other})
+    assert comparison.one_function(apart) == [("norm_softmax", "am_softmax")]
+    floor = comparison.noise_floor(apart)[["loss", "other"]].to_numpy().tolist()
+    assert floor == [["norm_softmax", "am_softmax"]]
+    pairs = {frozenset(pair) for pair in comparison.paired(apart)[["loss", "other"]].to_numpy()}
+    assert pairs == {frozenset((a, "proxy_nca_pp")) for a in ("norm_softmax", "am_softmax")}
+    draws, _ = comparison.best_draws(apart, {})
+    shared = comparison.pooled(draws, comparison.one_function(apart))
+    assert set(shared) == {"norm_softmax", "proxy_nca_pp"}
+    said = lint.lint_spaces(apart.spaces).query("rule == 'alias'")["message"]
+    wanted = "norm_softmax and proxy_nca_pp are one function, but not trained alike " + why
+    assert any(message.startswith(wanted) for message in said)
 
 
 def test_the_tuned_point_is_the_best_on_validation_whatever_test_scores_say() -> None:

@@ -306,17 +306,28 @@ def test_knobs_are_described_and_checked(name: str) -> None:
             build_loss(name, n_classes=3, dim=4, **knobs)
 
 
+class Whole:
+    """An integer of no known make: it can be an index, and that is all."""
+
+    def __init__(self, value: float) -> None:
+        self.value = int(value)
+
+    def __index__(self) -> int:
+        return self.value
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_numbers_of_any_kind_are_taken(name: str, random_batch: Batch) -> None:
     known = loss_knobs(name)
-    kinds: list[Callable[[float], Any]] = [int, float, np.int64, np.float32]
+    kinds: list[Callable[[float], Any]] = [int, float, np.int64, np.float32, Whole]
     values = []
     for kind in kinds:
         given = {k: kind(1) for k, info in known.items() if info.type in (int, float)}
         given |= {k: value for k, value in (("label_smoothing", kind(0)),) if k in known}
         if "learn_beta" in known:
             given["learn_beta"] = np.bool_(True)
-        loss = build_loss(name, n_classes=7, dim=5, **given).double()
+        size = int if kind in (float, np.float32) else kind
+        loss = build_loss(name, n_classes=size(7), dim=size(5), **given).double()
         reseed(loss, 3)
         values.append(float(loss(*random_batch).detach()))
     assert values == [values[0]] * len(kinds)
@@ -357,8 +368,9 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         build_loss("proxy_ancor", n_classes=3, dim=4)
     with pytest.raises(ValueError, match="no proxies"):
         loss_knobs("triplet+synthesis")
-    with pytest.raises(ValueError, match="n_classes >= 1"):
-        build_loss("proxy_anchor", n_classes=0, dim=4, alpha=32.0, delta=0.1)
+    for wrong in (0, True, np.bool_(True), 3.0, "3", np.array([3])):
+        with pytest.raises(ValueError, match="n_classes >= 1"):
+            build_loss("proxy_anchor", n_classes=wrong, dim=4, alpha=32.0, delta=0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
