@@ -1,10 +1,10 @@
 """Is a finished study pleasant to look at in MLflow's own UI, in a real browser?
 
-The README's pictures are those of `make study`, confirmed and swept:
+The README's pictures are of the small study that the tests run:
 
-    study run study/quickstart.yaml; study confirm quickstart; study sweep quickstart --knob alpha
-    DML_STUDY_SHOWN=studies/quickstart DML_STUDY_SCREENSHOTS=.readme \\
-        python -m pytest tests/browser/test_mlflow_ui.py
+    DML_STUDY_SCREENSHOTS=shots python -m pytest tests/browser/test_mlflow_ui.py
+
+or of any other that was searched, confirmed and swept along alpha, in DML_STUDY_SHOWN=studies/NAME.
 """
 
 from __future__ import annotations
