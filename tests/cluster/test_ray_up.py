@@ -82,7 +82,7 @@ class Laptop:
         self.started.append(process)
         return process
 
-    def run(self, *command: str, timeout: float = 240) -> str:
+    def run(self, *command: str, timeout: float = 480) -> str:
         """A command's output; it must succeed."""
         began = time.monotonic()
         process = self.start(*command)
