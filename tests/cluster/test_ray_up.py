@@ -191,7 +191,7 @@ others, found = {}, 0
 for name, wanted in (pin.split("==") for pin in pins if "==" in pin):
     try:
         found += 1
-        if version(name) != wanted:
+        if version(name).split("+")[0] != wanted:  # 2.13.0+cpu is 2.13.0, of another index
             others[name] = version(name)
     except PackageNotFoundError:  # of another platform, or for development
         found -= 1
