@@ -82,7 +82,7 @@ class Laptop:
         self.started.append(process)
         return process
 
-    def run(self, *command: str, timeout: float = 240) -> str:
+    def run(self, *command: str, timeout: float = 480) -> str:
         """A command's output; it must succeed."""
         began = time.monotonic()
         process = self.start(*command)
@@ -191,7 +191,7 @@ others, found = {}, 0
 for name, wanted in (pin.split("==") for pin in pins if "==" in pin):
     try:
         found += 1
-        if version(name) != wanted:
+        if version(name).split("+")[0] != wanted:  # 2.13.0+cpu is 2.13.0, of another index
             others[name] = version(name)
     except PackageNotFoundError:  # of another platform, or for development
         found -= 1
