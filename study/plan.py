@@ -259,6 +259,12 @@ def _space(loss: str, file: StudyFile) -> Space:
         raise StudyError(
             f"losses.{loss}: {dead[0]} is searched but changes nothing, because {_why(file)}"
         )
+    given = {**file.conditions, **section.fixed}
+    if dead := [k for k in still if k in given and given[k] != still[k]]:
+        raise StudyError(
+            f"losses.{loss}: {dead[0]} is set to {given[dead[0]]} but changes nothing, because "
+            f"{_why(file)}"
+        )
     fixed = _fixed(base, file) | dict(section.fixed)
     fixed = {k: v for k, v in fixed.items() if k not in ranges}
     whole = {*_whole_settings(), *(k for k, info in own.items() if info.type is int)}
@@ -297,7 +303,12 @@ def _without_effect(file: StudyFile) -> dict[str, Value]:
     """Knobs of a backbone that does not train, with a value to fix them at."""
     if not (file.backbone.frozen or _on_features(file)):
         return {}
-    still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
+    still: dict[str, Value] = {
+        "backbone_lr": 0.0,
+        "warmup_epochs": 0,
+        "bn_freeze": "none",
+        "augment": "none",
+    }
     return {**still, "pooling": "avg"} if _on_features(file) else still
 
 
