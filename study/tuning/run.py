@@ -36,6 +36,7 @@ UNSHARED = (
 )
 
 Tick = Callable[[Sequence[Progress], Mapping[str, Job]], None]
+Building = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def run(
     address: str | None = None,
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
+    building: Building | None = None,
     on_death: Callable[[str], None] = lambda process: None,
     warn: Callable[[str], None] = lambda text: None,
     report: bool = True,
@@ -81,6 +83,7 @@ def run(
         address: A Ray cluster; None uses a running one of this process, else starts one.
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
+        building: Told how far data or features are that are built before trials run.
         on_death: Told, in a thread, that a process of the Ray started here died; see `ray_session`.
         warn: Told in one line what a person should know; also kept in the study's directory.
         report: False leaves the report to `study report`.
@@ -92,7 +95,7 @@ def run(
         if (home.directory / "mlflow.db").exists():
             relocate(home.directory)
         say("opening data")
-        bench = open_data(plan, cache_dir=cache_dir())
+        bench = open_data(plan, cache_dir=cache_dir(), progress=building)
         data = describe_data(plan, bench)
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
@@ -102,7 +105,7 @@ def run(
             artifact_root=home.artifact_root(plan),
             experiment=plan.name,
         ) as tracker:
-            open_tracking(tracker, plan, data, ledger.samplers())
+            open_tracking(tracker, plan, data, ledger.samplers(), bench.dataset.lists)
             tags = trial_tags(data)
             tell_again(tracker, plan, home.directory, tags)
             say("scoring the untrained backbone")
