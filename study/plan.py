@@ -273,6 +273,12 @@ def _space(loss: str, file: StudyFile) -> Space:
             f"losses.{loss}: {dead[0]} is searched but changes nothing, because {_why(file)}"
         )
     conditions = {k: v for k, v in file.conditions.items() if k not in said}
+    given = {**conditions, **section.fixed}
+    if dead := [k for k in still if k in given and given[k] != still[k]]:
+        raise StudyError(
+            f"losses.{loss}: {dead[0]} is set to {given[dead[0]]} but changes nothing, because "
+            f"{_why(file)}"
+        )
     fixed = {**conditions, **{k: v for k, v in still.items() if k in base.searched}}
     fixed = {k: v for k, v in {**fixed, **section.fixed}.items() if k not in ranges}
     whole = {*_whole_settings(), *(k for k, info in own.items() if info.type is int)}
@@ -305,7 +311,12 @@ def _without_effect(file: StudyFile) -> dict[str, Value]:
     """Knobs of a backbone that does not train, with a value to fix them at."""
     if not (file.backbone.frozen or _on_features(file)):
         return {}
-    still: dict[str, Value] = {"backbone_lr": 0.0, "warmup_epochs": 0, "bn_freeze": "none"}
+    still: dict[str, Value] = {
+        "backbone_lr": 0.0,
+        "warmup_epochs": 0,
+        "bn_freeze": "none",
+        "augment": "none",
+    }
     return {**still, "pooling": "avg"} if _on_features(file) else still
 
 

@@ -84,6 +84,7 @@ def _execute(
             report=report,
             tick=display.show,
             say=display.say,
+            building=display.building,
             on_death=partial(_end_with_ray, home.name),
             warn=display.warn,
         )

@@ -35,7 +35,13 @@ FAULTS = {
 """Files whose tests start whole studies and kill their processes, hosts and disks: `make faults`.
 Those of a group run one after the other, or the cores would be busy with starting processes."""
 
-REAL = ("test_run.py", "test_importing.py", "test_rank_group.py", "test_mlflow_ui.py")
+REAL = (
+    "test_run.py",
+    "test_real_studies.py",
+    "test_importing.py",
+    "test_rank_group.py",
+    "test_mlflow_ui.py",
+)
 """Files whose tests run trials on Ray or look at them in a browser; one after the other, too."""
 
 SHARED = {

@@ -16,7 +16,7 @@ from trainables.data.augment import Augment
 from trainables.data.cache import Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
 from trainables.data.rows import Fill
-from trainables.model import POOLINGS, pool
+from trainables.model import POOLINGS, placed, pool
 from trainables.names import unknown_name
 
 VERSION = 1
@@ -28,6 +28,7 @@ def compute_features(
     *,
     pooling: str,
     cache_dir: Path,
+    device: torch.device,
     batch_size: int = 64,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -40,6 +41,7 @@ def compute_features(
     Args:
         dataset: Of images.
         pooling: "avg", "max" or "avg+max"; which of the computed features to give.
+        device: Where they are computed, if no process of this node has done so yet.
     """
     if pooling not in POOLINGS:
         raise unknown_name("pooling", pooling, POOLINGS)
@@ -49,17 +51,18 @@ def compute_features(
     was_training = backbone.training
     backbone.eval()
     try:
-        rows = cached_rows(
-            cache_dir,
-            name=f"features-{backbone.name}",
-            settings=_settings(dataset, backbone),
-            specs={_file(p): RowSpec((backbone.num_features,), "float32") for p in POOLINGS},
-            n_rows=cut + len(dataset.test),
-            fill=_computation(dataset, backbone),
-            chunk_rows=batch_size,
-            workers=1,  # torch uses the cores inside one call
-            progress=progress,
-        )
+        with placed(backbone, device):
+            rows = cached_rows(
+                cache_dir,
+                name=f"features-{backbone.name}",
+                settings=_settings(dataset, backbone),
+                specs={_file(p): RowSpec((backbone.num_features,), "float32") for p in POOLINGS},
+                n_rows=cut + len(dataset.test),
+                fill=_computation(dataset, backbone, device),
+                chunk_rows=batch_size,
+                workers=1,  # torch uses the cores inside one call
+                progress=progress,
+            )
     finally:
         backbone.train(was_training)
     items = rows.arrays[_file(pooling)]
@@ -84,10 +87,9 @@ def _settings(dataset: Dataset, backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def _computation(dataset: Dataset, backbone: Backbone) -> Fill:
+def _computation(dataset: Dataset, backbone: Backbone, device: torch.device) -> Fill:
     """What gives the features of some images, both parts in a row, with every pooling."""
     augment = Augment("none", size=backbone.image_size, mean=backbone.mean, std=backbone.std)
-    device = next(backbone.parameters()).device
     cut = len(dataset.train)
 
     def fill(start: int, stop: int) -> Rows:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -40,6 +44,17 @@ class EmbeddingModel(nn.Module):
     def features(self, items: Tensor) -> Tensor:
         """Pooled backbone features, or the inputs themselves when they are features."""
         return items if self.backbone is None else pool(self.backbone(items), self.pooling)
+
+
+@contextmanager
+def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """A model on another device, for a while: what stays from trial to trial stays off the GPU."""
+    home = next((p.device for p in model.parameters()), device)
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to(home)
 
 
 def pool(feature_map: Tensor, pooling: str) -> Tensor:

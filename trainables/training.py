@@ -12,13 +12,13 @@ import torch
 from trainables.checkpoints import save_checkpoint
 from trainables.data.dataset import Dataset, Part
 from trainables.data.splits import folds
-from trainables.model import pool
+from trainables.model import placed, pool
 from trainables.replica import Replica, Task, embed, score_vectors
 from trainables.restoring import newest_checkpoint
 from trainables.settings import TrialSpec
 from trainables.usage import Usage
 from trainables.workbench import Bench, untrained_backbone
-from trainables.world import Alone, World
+from trainables.world import Alone, World, trial_device
 
 
 class Training:
@@ -27,8 +27,8 @@ class Training:
     Args:
         spec: The trial.
         bench: Data and backbone.
-        world: The ranks that train it together; None is this process alone, on a GPU if there
-            is one. Every rank holds a Training of its own and calls the same methods.
+        world: The ranks that train it together; None is this process alone, on a GPU if the trial
+            has one. Every rank holds a Training of its own and calls the same methods.
     """
 
     def __init__(self, spec: TrialSpec, bench: Bench, world: World | None = None) -> None:
@@ -39,8 +39,9 @@ class Training:
         self.last_result: dict[str, Any] = {}
         self._seconds = 0.0
         self._usage = Usage()
-        self._world = world = world or Alone()
-        tasks = split_tasks(bench.data(spec.settings.pooling), spec.split, spec.folds)
+        self._world = world = world or Alone(trial_device(spec.resources))
+        data = bench.data(spec.settings.pooling, world.device)
+        tasks = split_tasks(data, spec.split, spec.folds)
         self._replicas = [
             [
                 Replica(spec, bench, task, seed=spec.seed + i, fold=fold, world=world)
@@ -136,15 +137,25 @@ def split_tasks(data: Dataset, split: str, n_folds: int) -> list[Task]:
 
 
 @torch.no_grad()
-def untrained_metrics(spec: TrialSpec, bench: Bench) -> dict[str, float]:
-    """The same scores for the backbone as it came: what training has to beat."""
-    backbone = untrained_backbone(bench)
+def untrained_metrics(
+    spec: TrialSpec, bench: Bench, world: World | None = None
+) -> dict[str, float]:
+    """The same scores for the backbone as it came: what training has to beat.
+
+    Args:
+        world: None is this process alone, on a GPU if the trial has one.
+    """
+    world = world or Alone(trial_device(spec.resources))
+    # Of a frozen backbone the trials need all features anyway.
+    data = bench.data(spec.settings.pooling, world.device)
+    backbone = untrained_backbone(bench) if data.train.kind == "images" else None
     augment = bench.augment("none", backbone) if backbone else None
     model = _Pooled(backbone, spec.settings.pooling)
-    scored = []
-    for task in split_tasks(bench.dataset, spec.split, spec.folds):
-        vectors = embed(model, task.score, augment, Alone(torch.device("cpu")))
-        scored.append(score_vectors(vectors, task.score, spec))
+    with placed(model, world.device):
+        scored = [
+            score_vectors(embed(model, task.score, augment, world), task.score, spec, world)
+            for task in split_tasks(data, spec.split, spec.folds)
+        ]
     return _mean(scored)
 
 

@@ -32,6 +32,7 @@ class Bench:
         backbone: Name and options of the backbone; its `name` is `none` for features.
         prototype: The pretrained or frozen backbone as it came; None when it starts at random.
         image_size: Side of the backbone's input; 0 for features.
+        progress: Told while features are computed.
     """
 
     dataset: Dataset
@@ -39,6 +40,7 @@ class Bench:
     prototype: Backbone | None
     image_size: int
     cache_dir: Path
+    progress: Progress | None = None
 
     @property
     def trains_backbone(self) -> bool:
@@ -53,16 +55,22 @@ class Bench:
             notes.append(f"weights: {self.prototype.weight_report}")
         return tuple(notes)
 
-    def data(self, pooling: str) -> Dataset:
+    def data(self, pooling: str, device: torch.device) -> Dataset:
         """What trials train on: images, or features when there is nothing else to train.
 
-        The features of a frozen backbone are computed once per node and pooling.
+        The features of a frozen backbone are computed once per node, by the first trial that asks,
+        on its device.
         """
         if self.dataset.train.kind == "features" or self.trains_backbone:
             return self.dataset
         assert self.prototype is not None
         return compute_features(
-            self.dataset, self.prototype, pooling=pooling, cache_dir=self.cache_dir
+            self.dataset,
+            self.prototype,
+            pooling=pooling,
+            cache_dir=self.cache_dir,
+            device=device,
+            progress=self.progress,
         )
 
     def new_backbone(self, *, seed: int, bn_freeze: BNFreeze) -> Backbone | None:
@@ -107,7 +115,7 @@ def open_bench(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             prototype = _build(backbone, data, size, "none")
-    return Bench(data, dict(backbone), prototype, size, cache_dir)
+    return Bench(data, dict(backbone), prototype, size, cache_dir, progress)
 
 
 def _lone_notes(data: Dataset) -> list[str]:
@@ -126,9 +134,7 @@ def _lone_notes(data: Dataset) -> list[str]:
 
 
 def untrained_backbone(bench: Bench) -> Backbone | None:
-    """The backbone of the baseline row: as it came, or a random one."""
-    if bench.dataset.train.kind == "features":
-        return None
+    """The backbone of the baseline row: as it came, or a random one; None for features."""
     if bench.prototype is not None:
         return bench.prototype
     return bench.new_backbone(seed=0, bn_freeze="none")

@@ -10,6 +10,7 @@ the loss of the global batch. Hence the rules that make any number of ranks give
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -169,6 +170,11 @@ class Group:
 def default_device() -> torch.device:
     """A GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def trial_device(resources: Mapping[str, Any]) -> torch.device:
+    """Where one process computes a trial of these resources: on a GPU if the trial has one."""
+    return default_device() if resources.get("gpus_per_trial") else torch.device("cpu")
 
 
 def gather_rows(world: World, rows: Tensor, total: int) -> Tensor:

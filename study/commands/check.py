@@ -33,11 +33,12 @@ def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_
     with open_display(plan.name) if not as_json else nullcontext() as display:
         progress = display.building if display else None
         bench = open_data(plan, cache_dir=cache_dir(), progress=progress)
+        cost = estimate(plan, bench, gpu_price=gpu_price)
     content = {
         "study": plan.name,
         "data": describe_data(plan, bench),
         "losses": [_loss(plan, loss) for loss in plan.losses],
-        "cost": estimate(plan, bench, gpu_price=gpu_price),
+        "cost": cost,
         "advice": _advice(plan),
     }
     if as_json:

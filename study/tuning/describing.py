@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from study.code_version import code_version
@@ -11,7 +12,11 @@ from study.tracking.writer import Tracker
 
 
 def open_tracking(
-    tracker: Tracker, plan: Plan, data: Mapping[str, Any], samplers: Mapping[str, Any]
+    tracker: Tracker,
+    plan: Plan,
+    data: Mapping[str, Any],
+    samplers: Mapping[str, Any],
+    lists: Sequence[Path] = (),
 ) -> None:
     """Begin the study in its store, or go on with it.
 
@@ -20,6 +25,7 @@ def open_tracking(
         plan: The study.
         data: As `describe_data` says.
         samplers: The sampler of each loss, with every setting.
+        lists: Files that name all images which the notes on the data name only some of.
     """
     tracker.open_study(
         name=plan.name,
@@ -34,6 +40,8 @@ def open_tracking(
         losses=plan.losses,
         note=study_note(plan, data),
     )
+    for file in lists:
+        tracker.artifact(file, to="study", folder="data")
 
 
 def protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ UNSHARED = (
 )
 
 Tick = Callable[[Sequence[Progress], Mapping[str, Job]], None]
+Building = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def run(
     address: str | None = None,
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
+    building: Building | None = None,
     on_death: Callable[[str], None] = lambda process: None,
     warn: Callable[[str], None] = lambda text: None,
     report: bool = True,
@@ -89,6 +91,7 @@ def run(
         address: A Ray cluster; None uses a running one of this process, else starts one.
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
+        building: Told how far data or features are that are built before trials run.
         on_death: Told, in a thread, that a process of the Ray started here died; see `ray_session`.
         warn: Told in one line what a person should know; also kept in the study's directory.
         report: False leaves the report to `study report`.
@@ -102,7 +105,7 @@ def run(
         if problem := check_tracking(plan):
             warned(f"{problem}; records wait in the study's spool")
         say("opening data")
-        bench = open_data(plan, cache_dir=cache_dir())
+        bench = open_data(plan, cache_dir=cache_dir(), progress=building)
         data = describe_data(plan, bench)
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
@@ -114,7 +117,7 @@ def run(
             study_id=plan.study_id,
         ) as tracker:
             refused_before = tracker.status().refused
-            open_tracking(tracker, plan, data, ledger.samplers())
+            open_tracking(tracker, plan, data, ledger.samplers(), bench.dataset.lists)
             tags = trial_tags(data)
             tell_again(tracker, plan, home.directory, tags)
             if any(p.ended for p in ledger.progress()):

@@ -256,6 +256,7 @@ def test_unknown_commands_and_options(study: Any) -> None:
 def test_new_never_overwrites(study: Any) -> None:
     assert study("new", "a.yaml").code == 0
     before = Path("a.yaml").read_text()
+    assert all(word in before for word in ("on_bad_image: skip", "on_duplicate: drop"))
     done = study("new", "a.yaml")
     assert done.code == 2
     assert Path("a.yaml").read_text() == before

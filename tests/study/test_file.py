@@ -173,6 +173,37 @@ def test_wrong_losses_and_knobs_are_named(losses: str, message: str, tmp_path: P
     assert "\n" not in str(error.value)
 
 
+STILL = "backbone: {name: conv4, frozen: true}"
+FEATURES = "backbone: none"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{STILL}\ntraining: {{augment: light}}", "augment is set to light"),
+        (f"{STILL}\ntraining: {{augment: {{choices: [none, light]}}}}", "augment is searched"),
+        (f"{STILL}\ntraining: {{bn_freeze: stats}}", "bn_freeze is set to stats"),
+        (f"{STILL}\ntraining: {{backbone_lr: [1e-4, 1e-2]}}", "backbone_lr is searched"),
+        (f"{FEATURES}\ntraining: {{augment: papers}}", "augment is set to papers"),
+        (f"{FEATURES}\ntraining: {{pooling: max}}", "pooling is set to max"),
+    ],
+)
+def test_knobs_that_change_nothing_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, f"{GOOD}{text}\n")
+    why = "the backbone is frozen" if text.startswith(STILL) else "the data are features"
+    with pytest.raises(StudyError) as error:
+        build_plan(read_study_file(path))
+    assert f": {message} but changes nothing, because {why}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_knobs_at_rest_may_be_written_down(tmp_path: Path) -> None:
+    still = "training: {augment: none, bn_freeze: none, backbone_lr: 0, warmup_epochs: 0}"
+    plan = build_plan(read_study_file(write(tmp_path, f"{GOOD}{STILL}\n{still}\n")))
+    for loss in plan.losses:
+        assert not {"augment", "backbone_lr"} & set(plan.spaces[loss].searched)
+
+
 def test_whole_settings_are_searched_as_whole_numbers() -> None:
     plan = plan_of({"training": {"embedding_dim": [16, 64], "warmup_epochs": [0, 2]}})
     known = plan.spaces["triplet"].distributions

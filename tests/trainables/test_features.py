@@ -16,6 +16,8 @@ from trainables.data.dataset import Dataset
 from trainables.features import compute_features, weights_fingerprint
 from trainables.model import POOLINGS, pool
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def glyphs(tmp_path: Path) -> Dataset:
@@ -28,7 +30,7 @@ def test_equal_to_the_direct_way(tmp_path: Path, glyphs: Dataset, pooling: str) 
     backbone = build_backbone("conv4", in_channels=1, image_size=28, frozen=True)
     # 25 + 25 images in batches of 8: one batch lies across the two halves.
     features = compute_features(
-        glyphs, backbone, pooling=pooling, cache_dir=tmp_path / "f", batch_size=8
+        glyphs, backbone, pooling=pooling, cache_dir=tmp_path / "f", device=CPU, batch_size=8
     )
     augment = Augment("none", size=28, mean=backbone.mean, std=backbone.std)
     for part, images in ((features.train, glyphs.train), (features.test, glyphs.test)):
@@ -49,7 +51,9 @@ def test_computed_once_for_all_poolings_and_anew_for_other_weights(
     backbone.register_forward_hook(lambda *arguments: calls.append(1))
 
     def run(pooling: str) -> str:
-        dataset = compute_features(glyphs, backbone, pooling=pooling, cache_dir=tmp_path / "f")
+        dataset = compute_features(
+            glyphs, backbone, pooling=pooling, cache_dir=tmp_path / "f", device=CPU
+        )
         return dataset.fingerprint
 
     prints = {run(pooling) for pooling in POOLINGS}
@@ -59,6 +63,30 @@ def test_computed_once_for_all_poolings_and_anew_for_other_weights(
         next(backbone.parameters()).add_(0.1)
     run("avg")
     assert len(calls) == 2
+
+
+def test_computed_on_the_device_asked_for(
+    tmp_path: Path, glyphs: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = build_backbone("conv4", in_channels=1, image_size=28, frozen=True)
+    steps: list[Any] = []
+    move, move_tensor = backbone.to, torch.Tensor.to
+
+    def moved(device: torch.device) -> Any:
+        steps.append(device)
+        return move(device)
+
+    def sent(images: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
+        if images.shape[1:] == (1, 28, 28) and isinstance(next(iter(arguments), 0), torch.device):
+            steps.append(("images", arguments[0]))
+        return move_tensor(images, *arguments, **more)
+
+    monkeypatch.setattr(backbone, "to", moved)
+    monkeypatch.setattr(torch.Tensor, "to", sent)
+    backbone.register_forward_hook(lambda *_: steps.append("computed"))
+    asked = torch.device("cpu", 0)  # not equal to torch.device("cpu"), but every machine has it
+    compute_features(glyphs, backbone, pooling="avg", cache_dir=tmp_path / "f", device=asked)
+    assert steps == [asked, ("images", asked), "computed", CPU]
 
 
 def test_statistics_count_as_weights() -> None:
@@ -71,7 +99,7 @@ def test_statistics_count_as_weights() -> None:
 
 def test_wrong_requests(tmp_path: Path, glyphs: Dataset) -> None:
     backbone = build_backbone("conv4", in_channels=1, image_size=28)
-    arguments: dict[str, Any] = {"cache_dir": tmp_path / "f"}
+    arguments: dict[str, Any] = {"cache_dir": tmp_path / "f", "device": CPU}
     with pytest.raises(ValueError, match="unknown pooling 'mean'"):
         compute_features(glyphs, backbone, pooling="mean", **arguments)
     features = compute_features(glyphs, backbone, pooling="max", **arguments)

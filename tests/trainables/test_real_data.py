@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trainables.backbone import Backbone, build_backbone
 from trainables.data import load_dataset
@@ -68,7 +69,9 @@ def test_real_weights_load_whole_and_see(lite0: Backbone, real_data: Path, tmp_p
     assert lite0.num_features == 1280
     reference = some_photos(real_data, tmp_path / "p.npz", range(0, 64, 8), per_class=8)
     photos = load_dataset("arrays", cache_dir=tmp_path, path=str(tmp_path / "p.npz"), size=224)
-    features = compute_features(photos, lite0, pooling="avg", cache_dir=tmp_path)
+    features = compute_features(
+        photos, lite0, pooling="avg", cache_dir=tmp_path, device=torch.device("cpu")
+    )
     ours = np.concatenate([features.train.items, features.test.items])
     labels = np.concatenate([features.train.labels, features.test.labels])
     # Ours saw 96 px photos enlarged, the stored ones 224 px: not equal, but photos of a class must

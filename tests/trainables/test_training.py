@@ -14,6 +14,7 @@ from torch import nn
 from trainables.backbone import build_backbone
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from trainables.data.dataset import Dataset, Part
+from trainables.features import compute_features
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
 from trainables.replica import DivergedError, Replica, embed
@@ -22,6 +23,7 @@ from trainables.settings import Settings, TrialSpec, settings_from
 from trainables.training import Training, split_tasks, untrained_metrics
 from trainables.usage import Usage, moments
 from trainables.workbench import Bench, open_bench
+from trainables.world import World
 
 GLYPHS = {"name": "glyphs", "classes": 200, "samples": 6}
 CONV4 = {"name": "conv4", "pretrained": False, "frozen": False}
@@ -336,6 +338,41 @@ def _noted(method: Any, events: list[str]) -> Any:
         return method(replica)
 
     return call
+
+
+def test_features_and_the_untrained_row_are_computed_on_the_trials_device(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cpu", 0)  # unequal, and every machine has both
+    told: list[tuple[str, int, int]] = []
+    frozen = open_bench(
+        GLYPHS,
+        {**CONV4, "frozen": True},
+        cache_dir=tmp_path,
+        progress=lambda *news: told.append(news),
+    )
+    asked: list[torch.device] = []
+
+    def features(*arguments: Any, device: torch.device, **more: Any) -> Dataset:
+        asked.append(device)
+        return compute_features(*arguments, device=device, **more)
+
+    def vectors(model: nn.Module, part: Part, augment: Any, world: World) -> Any:
+        asked.append(world.device)
+        return embed(model, part, augment, world)
+
+    monkeypatch.setattr("trainables.world.default_device", lambda: gpu)
+    monkeypatch.setattr("trainables.workbench.compute_features", features)
+    monkeypatch.setattr("trainables.training.embed", vectors)
+    for gpus, expected in ((1, gpu), (0.25, gpu), (0, cpu)):
+        spec = spec_of("triplet", resources={"gpus_per_trial": gpus})
+        asked.clear()
+        assert Training(spec, frozen).replicas[0].world.device == expected
+        rows = [untrained_metrics(spec, given) for given in (frozen, bench)]
+        assert asked == [expected] * 4
+        # Both backbones start from the same seed.
+        assert rows[0] == pytest.approx(rows[1], abs=1e-6)
+    assert told.count(("features-conv4", 1200, 1200)) == 1, "computed once, and told"
 
 
 def test_pooling() -> None:

@@ -32,7 +32,7 @@ from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_ro
 from trainables.data.dataset import Dataset, Part
 from trainables.data.duplicates import DIGESTS, SPEC, digests, leave_out_copies
 from trainables.data.listing import Listing, check_halves, check_reading, decoded_rows, halve
-from trainables.data.notes import query_notes, report_bad, report_copies, row_notes
+from trainables.data.notes import PictureNotes
 
 VERSION = 2
 ITEMS = "images"  # their name in the cache, as that of pictures from files
@@ -76,9 +76,8 @@ def read_arrays(
         else _plain_rows(arrays, payload, listing, cache_dir, progress)
     )
     order = _order(listing)
-    names = [f"item {i}" for i in order]
-    report_bad("arrays", rows, names, on_bad_image=on_bad_image)
-    report_copies("arrays", rows, names, on_duplicate=on_duplicate)
+    notes = PictureNotes("arrays", rows, [f"item {i}" for i in order])
+    notes.refuse(on_bad_image=on_bad_image, on_duplicate=on_duplicate)
     kept = order[rows.kept]
     queries = None if listing.is_query is None else listing.is_query[kept]
     train, test = halve(rows.arrays[ITEMS], listing, kept)
@@ -92,10 +91,8 @@ def read_arrays(
         fingerprint=hash_of(
             np.frombuffer(rows.fingerprint.encode(), np.uint8), listing.labels[kept]
         ),
-        notes=(
-            *row_notes("arrays", rows, names),
-            *query_notes("arrays", rows, names, queries),
-        ),
+        notes=(*notes.of_rows(), *notes.of_queries(queries)),
+        lists=tuple(notes.lists),
     )
 
 

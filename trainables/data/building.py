@@ -119,7 +119,7 @@ class Build:
         return bool(array.shape == (self.n_rows, *self.specs[name].shape))
 
     def _resume(self, files: Mapping[str, tuple[int, int]]) -> None:
-        for line in self.journal.read_text().splitlines():
+        for line in self.journal.read_text(errors="replace").splitlines():
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:

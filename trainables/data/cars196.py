@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from trainables.data.cache import Progress
+from trainables.data.cars196_names import NAMES, class_id
 from trainables.data.dataset import Dataset
 from trainables.data.folder import classes_below, pictures_below
 from trainables.data.listing import Listing, existing_folder, read_listing
@@ -102,18 +103,25 @@ def _from_mat(root: Path) -> Found | None:
 
 
 def _from_folders(root: Path) -> Found | None:
-    """The release with a folder per model, whose sorted names are in the official class order."""
+    """The release with a folder per model, numbered as in the official annotations."""
     sides = [root / side for side in ("train", "test") if (root / side).is_dir()] or [root]
-    titles = sorted({folder.name for side in sides for folder in classes_below(side)})
-    ids = {title: i for i, title in enumerate(titles)}
-    rows = [
-        (picture.relative_to(root).as_posix(), ids[folder.name])
-        for side in sides
-        for folder in classes_below(side)
-        for picture in pictures_below(folder)
-    ]
+    folders = [folder for side in sides for folder in classes_below(side)]
+    pictures = [(folder, p) for folder in folders for p in pictures_below(folder)]
+    if not pictures:
+        return None
+    rows = [(p.relative_to(root).as_posix(), _class_of(folder)) for folder, p in pictures]
     rows.sort(key=lambda row: (row[1], row[0]))
-    return ([n for n, _ in rows], [label for _, label in rows], titles) if rows else None
+    return [name for name, _ in rows], [label for _, label in rows], list(NAMES)
+
+
+def _class_of(folder: Path) -> int:
+    found = class_id(folder.name)
+    if found is None:
+        raise ValueError(
+            f"cars196: every folder must be named for one of the 196 models, as "
+            f"{NAMES[0]!r}, got {folder.name!r}; pictures of other classes are data set 'folder'."
+        )
+    return found
 
 
 def _nothing(root: Path) -> Found:

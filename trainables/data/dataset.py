@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +54,7 @@ class Dataset:
         class_names: Name of class id i.
         fingerprint: Changes when the files or the reading settings change.
         notes: What the reader wants users to know (skipped images, counts that differ).
+        lists: Files that name all images which a note names only some of.
     """
 
     name: str
@@ -61,3 +63,4 @@ class Dataset:
     class_names: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...] = field(default=())
+    lists: tuple[Path, ...] = field(default=())

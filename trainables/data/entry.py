@@ -30,6 +30,7 @@ class CachedRows:
         remarks: Row as asked for -> what is worth knowing about it.
         kept: Rows as asked for that are in the arrays, in order.
         fingerprint: Of contents and settings; equal on every machine that computed equal rows.
+        directory: Where the entry is.
         rebuilt: True when a damaged entry was found and computed again.
     """
 
@@ -39,6 +40,7 @@ class CachedRows:
     remarks: dict[int, str]
     kept: NDArray[np.int64]
     fingerprint: str
+    directory: Path
     rebuilt: bool = False
 
 
@@ -70,7 +72,7 @@ def open_entry(final: Path, specs: Mapping[str, RowSpec]) -> CachedRows:
         }
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise DamagedError(f"{final}: {error}") from error
-    return CachedRows(arrays, bad, left_out, remarks, kept, _fingerprint(entry))
+    return CachedRows(arrays, bad, left_out, remarks, kept, _fingerprint(entry), final)
 
 
 def kept_rows(n_rows: int, gone: list[int]) -> NDArray[np.int64]:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
 from trainables.data.duplicates import DIGESTS, ON_DUPLICATE, SPEC, digests, leave_out_copies
-from trainables.data.notes import count_notes, query_notes, report_bad, report_copies, row_notes
+from trainables.data.entry import kept_rows
+from trainables.data.notes import PictureNotes, count_notes, printable
 from trainables.data.pictures import FITS, BadPictureError, Fit, decode
 from trainables.names import unknown_name
 
@@ -84,24 +85,34 @@ def read_listing(
         size=size,
         fit=fit,
     )
-    report_bad(dataset, rows, names, on_bad_image=on_bad_image)
-    report_copies(dataset, rows, names, on_duplicate=on_duplicate)
+    notes = PictureNotes(dataset, rows, names)
+    notes.refuse(on_bad_image=on_bad_image, on_duplicate=on_duplicate)
     kept = order[rows.kept]
-    halves = halve(rows.arrays["images"], listing, kept)
+    train, test = halve(rows.arrays["images"], listing, kept)
     queries = None if listing.is_query is None else listing.is_query[kept]
-    notes = [
-        *count_notes(dataset, halves, counts or {}),
-        *row_notes(dataset, rows, names),
-        *query_notes(dataset, rows, names, queries),
+    readable = order[kept_rows(len(order), [*rows.bad])]  # copies are left out but not missing
+    said = [
+        *count_notes(dataset, *_sides(listing, readable), counts or {}),
+        *notes.of_rows(),
+        *notes.of_queries(queries),
     ]
     return Dataset(
         name=dataset,
-        train=halves[0],
-        test=halves[1],
-        class_names=tuple(listing.class_names),
+        train=train,
+        test=test,
+        class_names=tuple(map(printable, listing.class_names)),
         fingerprint=_digest([rows.fingerprint, listing.labels[kept].tolist(), size, fit])[:16],
-        notes=tuple(notes),
+        notes=tuple(said),
+        lists=tuple(notes.lists),
     )
+
+
+def _sides(
+    listing: Listing, chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+    """Which of these pictures test, and which ask."""
+    asks = None if listing.is_query is None else listing.is_query[chosen]
+    return listing.in_test[chosen], asks
 
 
 def check_reading(

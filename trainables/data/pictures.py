@@ -80,8 +80,10 @@ def _at_least(size: tuple[int, int], shorter: int) -> tuple[int, int]:
 
 def _remark(image: Image.Image) -> str:
     words = []
-    if image.mode.startswith(("I", "F")):
-        words.append("16-bit" if image.mode.startswith("I") else "float")
+    if image.mode.startswith("I") or _is_deep(image):
+        words.append("16-bit")
+    elif image.mode == "F":
+        words.append("float")
     elif image.mode in ODD_MODES:
         words.append(ODD_MODES[image.mode])
     elif image.mode != "RGB":
@@ -89,6 +91,11 @@ def _remark(image: Image.Image) -> str:
     if image.getexif().get(ORIENTATION, 1) not in (0, 1):
         words.append("EXIF-rotated")
     return ", ".join(words)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether PIL will halve the bits of a colour picture while it reads: its mode is the same."""
+    return any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
 def _rgb(image: Image.Image) -> Image.Image:

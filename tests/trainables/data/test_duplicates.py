@@ -113,6 +113,31 @@ def test_copies_are_dropped_from_training_and_reported(copied: Path, tmp_path: P
     assert len([p for p in (tmp_path / "c").iterdir() if p.is_dir()]) == entries == 1
 
 
+def test_dropped_copies_are_not_missing_from_the_published_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainables.data import sop
+
+    monkeypatch.setattr(sop, "COUNTS", {"train": 6, "test": 6})
+    lines = {"train": ["image_id class_id super_class_id path"], "test": ["image_id"]}
+    for label in range(6):
+        for i in range(2):
+            name = f"{label}_{i}.png"
+            seed = [0, 0] if (label, i) == (4, 1) else [label, i]  # a test picture is in training
+            pixels = np.random.default_rng(seed).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name)
+            lines["train" if label < 3 else "test"].append(f"{i} {label} 1 {name}")
+    for side, rows in lines.items():
+        (tmp_path / f"Ebay_{side}.txt").write_text("\n".join(rows))
+    arguments: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(tmp_path), "size": 16}
+    with pytest.raises(ValueError, match=r"0_0\.png is also 4_1\.png"):
+        load_dataset("sop", **arguments)
+    dataset = load_dataset("sop", **arguments, on_duplicate="drop")
+    assert (len(dataset.train), len(dataset.test)) == (5, 6)
+    (note,) = dataset.notes
+    assert "left out: 1 training images are in another class, too (0_0.png is also 4_1.png)" in note
+
+
 def test_unknown_policies_are_named(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"on_duplicate of data set 'folder': 'dorp'.*'drop'"):
         load_dataset("folder", cache_dir=tmp_path / "c", path=str(copied), on_duplicate="dorp")

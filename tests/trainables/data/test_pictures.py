@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,21 @@ def test_a_dark_sixteen_bit_picture_stays_dark(tmp_path: Path) -> None:
     pixels, remark = decode(tmp_path / "dark.png", size=16, fit="crop")
     assert remark == "16-bit"
     assert pixels.max() == 0
+
+
+def test_sixteen_bit_colour_is_told(tmp_path: Path) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    # PIL reads 48-bit colour as 24-bit and does not say so, and cannot write it.
+    line = b"\0" + np.full((20, 3), 200 * 257, ">u2").tobytes()
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20, 16, 16, 2, 0, 0, 0))
+    content = header + chunk(b"IDAT", zlib.compress(16 * line)) + chunk(b"IEND", b"")
+    (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    pixels, remark = decode(tmp_path / "deep.png", size=8, fit="crop")
+    assert remark == "16-bit"
+    assert (pixels == 200).all()
 
 
 @pytest.mark.parametrize(("orientation", "red_side"), [(1, "top"), (3, "bottom"), (6, "right")])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from trainables.data import DATASETS, Dataset, load_dataset
+from trainables.data import DATASETS, Dataset, cars196_names, load_dataset
 from trainables.data.array_files import holds_features
 
 Paint = Callable[..., Path]
@@ -88,8 +90,19 @@ def test_published_counts_are_not_remarked(tmp_path: Path, monkeypatch: Any, pai
     assert load_dataset("cub200", cache_dir=tmp_path / "c", path=str(root), size=16).notes == ()
 
 
-CAR_CLASSES = [f"Car {i:03d}" for i in range(1, 197)]
-CAR_IDS = (1, 2, 98, 99, 100, 196)
+# Official class numbers and names. The folders of models are not sorted like their numbers: 6 comes
+# before 2, and 174 cannot be the name of a folder as it is.
+CARS = {
+    1: "AM General Hummer SUV 2000",
+    2: "Acura RL Sedan 2012",
+    6: "Acura Integra Type R 2001",
+    98: "Eagle Talon Hatchback 1998",
+    99: "FIAT 500 Abarth 2012",
+    100: "FIAT 500 Convertible 2012",
+    174: "Ram C/V Cargo Van Minivan 2012",
+    196: "smart fortwo Convertible 2012",
+}
+CAR_CLASSES = [CARS.get(i, f"Car {i:03d}") for i in range(1, 197)]
 
 
 def annotated(rows: list[tuple[str, int]], key: str) -> Any:
@@ -99,11 +112,12 @@ def annotated(rows: list[tuple[str, int]], key: str) -> Any:
 
 def cars_joined(root: Path, paint: Paint) -> None:
     rows = []
-    for label in CAR_IDS:
+    for label in CARS:
         for i in range(2):
             rows.append((f"car_ims/{label:03d}_{i}.jpg", label))
             paint(root / rows[-1][0], label)
-    content = {"annotations": annotated(rows, "relative_im_path"), "class_names": CAR_CLASSES}
+    classes = np.array(CAR_CLASSES, dtype="O")  # a cell array, as in the official file
+    content = {"annotations": annotated(rows, "relative_im_path"), "class_names": classes}
     savemat(root / "cars_annos.mat", content)
 
 
@@ -113,7 +127,7 @@ def cars_split(root: Path, paint: Paint) -> None:
         ("cars_train", "devkit/cars_train_annos.mat"),
         ("cars_test", "cars_test_annos_withlabels.mat"),
     ):
-        rows = [(f"{i:05d}.jpg", label) for i, label in enumerate(CAR_IDS)]
+        rows = [(f"{i:05d}.jpg", label) for i, label in enumerate(CARS)]
         for name, label in rows:
             paint(root / side / name, label)
         savemat(root / file, {"annotations": annotated(rows, "fname")})
@@ -121,12 +135,10 @@ def cars_split(root: Path, paint: Paint) -> None:
 
 
 def cars_folders(root: Path, paint: Paint) -> None:
-    # All 196 folders exist; the class number is the place of the name in sorted order.
-    for label, title in enumerate(CAR_CLASSES, start=1):
+    # Most of the 196 folders are missing: their place among the others tells nothing.
+    for label, title in CARS.items():
         for side in ("train", "test"):
-            (root / "car_data" / side / title).mkdir(parents=True)
-            if label in CAR_IDS:
-                paint(root / "car_data" / side / title / "1.jpg", label)
+            paint(root / "car_data" / side / title.replace("/", "-") / "1.jpg", label)
 
 
 @pytest.mark.parametrize("make", [cars_joined, cars_split, cars_folders])
@@ -138,15 +150,26 @@ def test_cars196_in_three_releases(
     make(root, paint)
     dataset = load_dataset("cars196", cache_dir=tmp_path / "cache", path=str(root), size=16)
     check_halves(dataset)
-    assert [dataset.class_names[i] for i in sorted(set(dataset.train.labels))] == [
-        "Car 001", "Car 002", "Car 098"
-    ]  # fmt: skip
-    assert [dataset.class_names[i] for i in sorted(set(dataset.test.labels))] == [
-        "Car 099", "Car 100", "Car 196"
-    ]  # fmt: skip
-    assert len(dataset.train) == len(dataset.test) == 6
+    classes = {int(i): dataset.class_names[i] for i in dataset.train.labels}
+    assert classes == {number - 1: name for number, name in CARS.items() if number <= 98}
+    classes = {int(i): dataset.class_names[i] for i in dataset.test.labels}
+    assert classes == {number - 1: name for number, name in CARS.items() if number > 98}
+    assert len(dataset.train) == len(dataset.test) == 8
     assert "published 8,054" in dataset.notes[0]
     assert "published 8,131" in dataset.notes[1]
+
+
+def test_cars196_refuses_folders_of_other_things(tmp_path: Path, paint: Paint) -> None:
+    cars_folders(tmp_path, paint)
+    paint(tmp_path / "car_data" / "test" / "Trabant 601 1964" / "1.jpg", 3)
+    with pytest.raises(ValueError, match=r"one of the 196 models.* got 'Trabant 601 1964'"):
+        load_dataset("cars196", cache_dir=tmp_path / "c", path=str(tmp_path))
+
+
+def test_the_official_car_classes() -> None:
+    assert len(set(cars196_names.NAMES)) == 196
+    # Makes are in order: only therefore do sorted folders give the papers' halves.
+    assert sorted(cars196_names.NAMES)[:98] == sorted(cars196_names.NAMES[:98])
 
 
 def test_cars196_without_test_labels_says_which_file_lacks(tmp_path: Path, paint: Paint) -> None:
@@ -274,6 +297,56 @@ def test_bad_pictures_are_skipped_and_reported(class_folders: Path, tmp_path: Pa
     assert "left out: 2 of 27 pictures" in skipped
     assert "class1/empty.jpg" in skipped
     assert converted == "folder: 1 grey picture(s) converted to 8-bit RGB (class2/grey.jpg)"
+
+
+def test_every_bad_picture_is_named_in_a_file(class_folders: Path, tmp_path: Path) -> None:
+    bad = [f"class{c}/bad{i}.jpg" for c in range(4) for i in range(3)]
+    grey = [f"class5/grey{i}.jpg" for i in range(7)]
+    for name in bad:
+        (class_folders / name).write_bytes(b"")
+    for name in grey:
+        Image.new("L", (40, 40), 90).save(class_folders / name)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(class_folders), "size": 16}
+    with pytest.raises(ValueError, match="12 of 43 pictures cannot be read") as caught:
+        load_dataset("folder", **options)
+    message = str(caught.value)
+    named = re.search(r"and 7 more, all in (\S+\.txt)\);", message)
+    assert named
+    lines = Path(named[1]).read_text(encoding="utf-8").splitlines()
+    assert lines == [f"{name}: the file is empty" for name in bad]
+    for _ in range(2):
+        dataset = load_dataset("folder", **options, on_bad_image="skip")
+        unreadable, converted = dataset.lists
+        assert str(unreadable) == named[1]
+        assert converted.read_text(encoding="utf-8").splitlines() == grey
+        for file, note in zip(dataset.lists, dataset.notes, strict=True):
+            assert f"more, all in {file})" in note
+
+
+def test_in_a_cache_that_cannot_be_written_every_bad_picture_is_named_at_once(
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(8):
+        (class_folders / "class1" / f"bad{i}.jpg").write_bytes(b"")
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(ValueError, match="8 of 32 pictures cannot be read") as caught:
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
+    assert all(f"class1/bad{i}.jpg: the file is empty" in str(caught.value) for i in range(8))
+
+
+def test_names_that_are_no_utf8_can_be_printed(class_folders: Path, tmp_path: Path) -> None:
+    (class_folders / "class0" / os.fsdecode(b"gr\xfcn.jpg")).write_bytes(b"")
+    (class_folders / "class1").rename(class_folders / os.fsdecode(b"class\xfc"))
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(class_folders), "size": 16}
+    with pytest.raises(ValueError, match=r"class0/gr\\xfcn\.jpg: the file is empty"):
+        load_dataset("folder", **options)
+    dataset = load_dataset("folder", **options, on_bad_image="skip")
+    assert "class\\xfc" in dataset.class_names
+    assert all(text.encode() for text in (*dataset.class_names, *dataset.notes))
 
 
 def test_a_replaced_picture_is_seen(class_folders: Path, tmp_path: Path) -> None:
