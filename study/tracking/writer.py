@@ -27,7 +27,7 @@ from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings
 from study.tracking.spool import Spool, Status, locked, read_status
-from study.tracking.wording import describe_trial, loss_note, units_of
+from study.tracking.wording import dataset_of, describe_trial, loss_note, units_of
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 10.0
@@ -114,7 +114,7 @@ class Tracker:
             losses=list(losses),
             note=note,
             params={k: encode(v) for k, v in protocol.items() if _is_plain(v)},
-            dataset=_dataset(plan),
+            dataset=dataset_of(plan),
             loss_notes={loss: loss_note(space) for loss, space in self._spaces.items()},
         )
 
@@ -344,8 +344,3 @@ class Tracker:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
-
-
-def _dataset(plan: Mapping[str, Any]) -> dict[str, Any]:
-    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
-    return {"name": info} if isinstance(info, str) else dict(info)
