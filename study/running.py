@@ -126,9 +126,11 @@ def run_points(
 ) -> int:
     """Run the points that an analysis asks for.
 
+    Those that read the test classes wait until the search has ended; the others run.
+
     Raises:
-        StudyError: The study was imported, so nothing says how to run its trials; or test scores
-            are asked for while it is still being searched.
+        StudyError: The study was imported, so nothing says how to run its trials; or all of them
+            would have to wait.
     """
     from study.home import find_study, studies_root
     from study.plan import PLAN_FILE, load_plan
@@ -140,10 +142,30 @@ def run_points(
         raise StudyError(f"{name} was imported: run these trials where its others ran")
     home = find_study(name, root)
     plan = load_plan(home.directory)
-    if (points["origin"] == "confirm").any():
-        need_finished_search(home, plan)
+    points, waiting = runnable(home, plan, points)
+    if waiting:
+        print(f"study: {waiting}", file=sys.stderr)
     jobs = jobs_from_points(plan, points, reason=reason)
     return execute(home, plan, requests=jobs, search=False, address=address)
+
+
+def runnable(home: StudyHome, plan: Plan, points: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The points that may run now, and in words what has to wait (empty: nothing).
+
+    Raises:
+        StudyError: None may.
+    """
+    tested = points["origin"] == "confirm"
+    if not tested.any() or search_is_finished(home, plan):
+        return points, ""
+    if tested.all():
+        need_finished_search(home, plan)
+    claims = ", ".join(dict.fromkeys(str(why) for why in points.loc[tested, "why"]))
+    words = (
+        f"the search of {home.name} is not finished: {int(tested.sum())} trials on test classes "
+        f"wait ({claims}). Once it is, after study resume {home.name}, ask again"
+    )
+    return points[~tested], words
 
 
 def need_finished_search(home: StudyHome, plan: Plan) -> None:
@@ -152,13 +174,18 @@ def need_finished_search(home: StudyHome, plan: Plan) -> None:
     Raises:
         StudyError: The search is not finished.
     """
-    from study.tuning.ledger import Ledger
-    from study.tuning.record import Record
-
-    if not Ledger(plan, Record(home.directory, plan.spaces)).search_is_finished():
+    if not search_is_finished(home, plan):
         raise StudyError(
             f"the search of {home.name} is not finished; first: study resume {home.name}"
         )
+
+
+def search_is_finished(home: StudyHome, plan: Plan) -> bool:
+    """Whether no point is still to be chosen."""
+    from study.tuning.ledger import Ledger
+    from study.tuning.record import Record
+
+    return Ledger(plan, Record(home.directory, plan.spaces)).search_is_finished()
 
 
 def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:

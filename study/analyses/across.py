@@ -64,23 +64,44 @@ def common(findings: Sequence[Findings]) -> pd.DataFrame:
     for (loss, knob), group in ranges(findings).groupby(["loss", "knob"], sort=True):
         if len(group) < 2:
             continue
-        rows.append((loss, knob, len(group), *_meet(group)))
+        rows.append((loss, knob, len(group), *meet(group)))
     columns = ["loss", "knob", "studies", "verdict", "low", "high", "values"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _meet(group: pd.DataFrame) -> tuple[str, float, float, str]:
+def meet(group: pd.DataFrame) -> tuple[str, float, float, str]:
+    """The verdict, and the common range or the common values.
+
+    Where one study searched a range and another some choices, the choices within the range are
+    common.
+    """
     nan = float("nan")
     if (group["status"] != "stable").any():
         return "cannot tell", nan, nan, ""
-    if group["low"].isna().all():
-        sets = [set(str(v).split(", ")) for v in group["values"]]
-        both = sorted(set.intersection(*sets) - {""})
-        return ("holds in all" if both else "no common range"), nan, nan, ", ".join(both)
-    low, high = float(group["low"].astype(float).max()), float(group["high"].astype(float).min())
-    if low > high:
-        return "no common range", nan, nan, ""
-    return "holds in all", low, high, ""
+    chosen, ranged = group[group["low"].isna()], group[group["low"].notna()]
+    low, high = -np.inf, np.inf
+    if len(ranged):
+        low, high = (
+            float(ranged["low"].astype(float).max()),
+            float(ranged["high"].astype(float).min()),
+        )
+    if chosen.empty:
+        return ("holds in all", low, high, "") if low <= high else ("no common range", nan, nan, "")
+    sets = [{_alike(v) for v in str(values).split(", ")} for values in chosen["values"]]
+    both = set.intersection(*sets) - {""}
+    if len(ranged):
+        both = {v for v in both if isinstance(v, float) and low <= v <= high}
+    names = sorted(both, key=lambda v: (isinstance(v, str), v))
+    text = ", ".join(f"{v:g}" if isinstance(v, float) else v for v in names)
+    return ("holds in all" if both else "no common range"), nan, nan, text
+
+
+def _alike(value: str) -> float | str:
+    """A choice so that 32 and 32.0 are one."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def agreement(findings: Sequence[Findings]) -> pd.DataFrame:

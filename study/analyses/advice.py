@@ -9,7 +9,7 @@ each given the ones before it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,13 @@ from study.analyses.noise import seed_noise
 from study.analyses.response import background, curve_draws, grid_of, supported
 from study.analyses.samples import Array, searching, snap
 from study.analyses.settle import POINT_COLUMNS
-from study.analyses.surrogate import Surrogate, least_trials
+from study.analyses.surrogate import Refusal, Surrogate, least_trials
 from study.analyses.tuning import tuned_point
 from study.table import KNOB, TrialTable
 
 
 @dataclass
-class _Pool:
+class Pool:
     """Candidates of one loss and what they would tell."""
 
     loss: str
@@ -37,6 +37,10 @@ class _Pool:
     weights: Array
     knobs: tuple[str, ...]  # of each curve point
     noise: float
+
+    def copy(self) -> Pool:
+        """One to take trials from."""
+        return replace(self, covariance=self.covariance.copy())
 
     def worth(self) -> Array:
         """Variance of the weighted curve points that each candidate would remove."""
@@ -60,29 +64,45 @@ class _Pool:
         self.covariance -= np.outer(column, column) / scale
 
 
+def prepare(
+    loss: str, model: Surrogate | Refusal, tolerance: float, *, seed: int = 0
+) -> Pool | None:
+    """What trials of one loss could tell; None without a model or a tolerance.
+
+    It takes about as long as the loss's curves, and needs no other loss.
+    """
+    if isinstance(model, Refusal) or not np.isfinite(tolerance):
+        return None
+    return _pool(loss, model, tolerance, seed)
+
+
 def advise(
-    table: TrialTable, models: Mapping[str, LossModel], *, n: int = 16, seed: int = 0
+    table: TrialTable,
+    models: Mapping[str, LossModel],
+    *,
+    n: int = 16,
+    seed: int = 0,
+    pools: Mapping[str, Pool | None] | None = None,
 ) -> pd.DataFrame:
     """`n` points to run, most useful first.
 
     Losses too thinly sampled to be modelled first get Sobol points; a study without repeated
-    seeds first gets repeats of each loss's best point.
+    seeds first gets repeats of each loss's best point. `pools` are those of `prepare`, if there
+    are some already.
 
     Returns `POINT_COLUMNS` (`why` in words), `worth` (share of the open variance each removes)
     and one `knob.NAME` per knob.
     """
     rows = _repeats(table, models)[: max(n // 3, 1)]
     rows += _thin(table, models, n - len(rows), seed)
-    pools = [
-        _pool(loss, model.surrogate, model.tolerance, seed)
-        for loss, model in models.items()
-        if isinstance(model.surrogate, Surrogate) and np.isfinite(model.tolerance)
-    ]
-    open_variance = sum(float(p.weights @ np.diag(p.covariance)[: len(p.weights)]) for p in pools)
-    while len(rows) < n and pools and open_variance > 0:
-        worths = [pool.worth() for pool in pools]
+    if pools is None:
+        pools = {k: prepare(k, m.surrogate, m.tolerance, seed=seed) for k, m in models.items()}
+    known = [p.copy() for p in pools.values() if p is not None]
+    open_variance = sum(float(p.weights @ np.diag(p.covariance)[: len(p.weights)]) for p in known)
+    while len(rows) < n and known and open_variance > 0:
+        worths = [pool.worth() for pool in known]
         best = int(np.argmax([w.max() for w in worths]))
-        pool, index = pools[best], int(worths[best].argmax())
+        pool, index = known[best], int(worths[best].argmax())
         share = float(worths[best][index]) / open_variance
         why = f"narrows the curve of {pool.helps(index)}"
         pool.take(index)
@@ -92,7 +112,7 @@ def advise(
     return pd.DataFrame(rows, columns=None if rows else [*POINT_COLUMNS, "worth"])
 
 
-def _pool(loss: str, model: Surrogate, tolerance: float, seed: int) -> _Pool:
+def _pool(loss: str, model: Surrogate, tolerance: float, seed: int) -> Pool:
     others = background(model, "good")
     curves, weights, knobs = [], [], []
     for knob in model.samples.knobs:
@@ -114,7 +134,7 @@ def _pool(loss: str, model: Surrogate, tolerance: float, seed: int) -> _Pool:
     joint = np.concatenate([*curves, trials], axis=1)
     noise = (model.noise / max(tolerance, 1e-12)) ** 2
     covariance = np.cov(joint, rowvar=False)
-    return _Pool(loss, units, covariance, np.concatenate(weights), tuple(knobs), noise)
+    return Pool(loss, units, covariance, np.concatenate(weights), tuple(knobs), noise)
 
 
 def _repeats(table: TrialTable, models: Mapping[str, LossModel]) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from optuna.distributions import CategoricalDistribution
+from scipy.stats import beta
 from sklearn.ensemble import ExtraTreesClassifier
 
 from search_spaces.scale import from_unit
@@ -65,10 +67,24 @@ def risk_of(samples: Samples, *, seed: int = 0) -> Risk | None:
     return Risk(samples, seed=seed)
 
 
+COLUMNS = (
+    "knob",
+    "low",
+    "high",
+    "trials",
+    "diverged",
+    "rate",
+    "rate_low",
+    "rate_high",
+    "chance",
+    "collapsed",
+)
+
+
 def analyse(
     samples: Samples, risk: Risk | None, fallen: pd.DataFrame, *, cells: int = 8
 ) -> pd.DataFrame:
-    """Share of diverged trials along every knob, in equal parts of its range.
+    """Share of diverged trials along every knob: at each choice, or in equal parts of its range.
 
     Args:
         fallen: The trials that collapsed (see `collapsed`).
@@ -79,53 +95,42 @@ def analyse(
         other knobs, and `collapsed`: how many trials there trained to their end and fell below the
         start.
     """
-    from scipy.stats import beta
-
     rows = samples.rows(samples.last)
     down = positions(fallen, samples.knobs, samples.distributions)
-    out = []
+    out: list[tuple[object, ...]] = []
     for j, (knob, distribution) in enumerate(
         zip(samples.knobs, samples.distributions, strict=True)
     ):
-        edges = np.linspace(0.0, 1.0, cells + 1)
+        choice = isinstance(distribution, CategoricalDistribution)
+        parts = len(distribution.choices) if choice else cells  # type: ignore[attr-defined]
+        edges = np.linspace(0.0, 1.0, parts + 1)
         place, lost = (np.digitize(u[:, j], edges[1:-1]) for u in (rows.units, down))
-        for c in range(cells):
+        for c in range(parts):
             inside = place == c
-            n, k = int(inside.sum()), int(rows.diverged[inside].sum())
-            if n == 0:
+            if not inside.any():
                 continue
-            middle = rows.units.copy()
-            middle[:, j] = 0.5 * (edges[c] + edges[c + 1])
-            at = snap(samples.distributions, middle)
-            chance = float(risk(at).mean()) if risk else float("nan")
-            low, high = beta.ppf([0.05, 0.95], k + 0.5, n - k + 0.5)
-            out.append(
-                (
-                    knob,
-                    from_unit(distribution, edges[c]),
-                    from_unit(distribution, edges[c + 1]),
-                    n,
-                    k,
-                    k / n,
-                    low,
-                    high,
-                    chance,
-                    int((lost == c).sum()),
-                )
-            )
-    columns = [
-        "knob",
-        "low",
-        "high",
-        "trials",
-        "diverged",
-        "rate",
-        "rate_low",
-        "rate_high",
-        "chance",
-        "collapsed",
-    ]
-    return pd.DataFrame(out, columns=columns)
+            middle = 0.5 * (edges[c] + edges[c + 1])
+            ends = (middle, middle) if choice else (edges[c], edges[c + 1])
+            values = [from_unit(distribution, end) for end in ends]
+            chance = _chance(samples, rows, risk, j, middle)
+            counts = _rate(rows.diverged[inside])
+            out.append((knob, *values, *counts, chance, int((lost == c).sum())))
+    return pd.DataFrame(out, columns=list(COLUMNS))
+
+
+def _rate(diverged: np.ndarray) -> tuple[int, int, float, float, float]:
+    """Trials, diverged ones, their share and its interval."""
+    n, k = len(diverged), int(diverged.sum())
+    low, high = beta.ppf([0.05, 0.95], k + 0.5, n - k + 0.5)
+    return n, k, k / n, float(low), float(high)
+
+
+def _chance(samples: Samples, rows: Samples, risk: Risk | None, knob: int, place: float) -> float:
+    if risk is None:
+        return float("nan")
+    units = rows.units.copy()
+    units[:, knob] = place
+    return float(risk(snap(samples.distributions, units)).mean())
 
 
 def riskiest_pair(samples: Samples, risk: Risk) -> tuple[str, str] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -39,8 +40,12 @@ from study.analyses.surrogate import (
 )
 from study.analyses.threads import one_thread
 from study.table import TrialTable
+from study.workers import each
 
 Frame = pd.DataFrame | Refusal
+
+WORTH_HELP = 300
+"""With fewer trials a helper takes longer to start than it saves."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class LossFindings:
     collapsed: pd.DataFrame
     expected: pd.DataFrame
     stopping: pd.DataFrame
+    pool: advice.Pool | None = field(repr=False)
 
     @property
     def model(self) -> LossModel:
@@ -117,10 +123,14 @@ class Findings:
 
 @one_thread
 def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
-    """Run every analysis; the same table and seed give the same findings."""
-    losses = {loss: find_loss(table, loss, seed=seed) for loss in table.spaces}
+    """Run every analysis; the same table and seed give the same findings, on however many cores."""
+    helpers = None if len(table.trials) >= WORTH_HELP else 0
+    names = list(table.spaces)
+    found = each(partial(find_loss, table, seed=seed), names, helpers=helpers)
+    losses = dict(zip(names, found, strict=True))
     models = {loss: found.model for loss, found in losses.items()}
-    surrogates = {loss: found.surrogate for loss, found in losses.items()}
+    surrogates = {loss: one.surrogate for loss, one in losses.items()}
+    pools = {loss: one.pool for loss, one in losses.items()}
     draws, split = comparison.best_draws(table, surrogates, seed=seed)
     warnings = pd.concat([lint.lint_table(table), lint.lint_results(table)])
     return Findings(
@@ -135,7 +145,7 @@ def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
         noise_floor=comparison.noise_floor(table),
         cost=comparison.cost(table),
         claims=settle.priced(table, models, claims.analyse(table, models, seed=seed)),
-        advice=advice.advise(table, models, n=advised, seed=seed),
+        advice=advice.advise(table, models, n=advised, seed=seed, pools=pools),
         lint=warnings.reset_index(drop=True),
         losses=losses,
     )
@@ -156,13 +166,13 @@ def tolerance_of(table: TrialTable, loss: str, surrogate: Surrogate | Refusal) -
     return Tolerance(float("nan"), "unknown: no seed was repeated")
 
 
+@one_thread
 def find_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
     """All findings about one loss."""
     samples = gather(table, loss)
     model = fit(samples, seed=seed)
     noise = seed_noise(table, loss)
     tolerance = tolerance_of(table, loss, model)
-    measured = sweeps.analyse(table, loss)
     risk = model.risk if isinstance(model, Surrogate) else None
     fallen = divergence.collapsed(table, loss)
     fails = bool(samples.diverged.any()) or len(fallen) > 0
@@ -180,12 +190,13 @@ def find_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
         stable=ranges,
         tuned=tuned,
         surfaces=_surfaces(model, curves, shares[2]),
-        sweeps=measured,
-        sweep_models=_sweep_models(table, model, measured),
+        sweeps=sweeps.analyse(table, loss),
+        sweep_models=_sweep_models(table, model, loss),
         divergence=divergence.analyse(samples, risk, fallen) if fails else pd.DataFrame(),
         collapsed=fallen,
         expected=expected_best.analyse(table, loss),
         stopping=stopping.analyse(table, loss, seed=seed),
+        pool=advice.prepare(loss, model, tolerance.value, seed=seed),
     )
 
 
@@ -240,13 +251,9 @@ def _surfaces(
 
 
 def _sweep_models(
-    table: TrialTable, model: Surrogate | Refusal, measured: pd.DataFrame
+    table: TrialTable, model: Surrogate | Refusal, loss: str
 ) -> dict[tuple[str, str], pd.DataFrame]:
     if isinstance(model, Refusal):
         return {}
-    keys = sorted(set(zip(measured["swept"], measured["anchor"], strict=True)))
-    return {
-        (str(s), str(a)): sweeps.model(table, model, swept=str(s), anchor=str(a))
-        for s, a in keys
-        if s in model.samples.knobs
-    }
+    found = sweeps.measured(table, loss)
+    return {(sweep.knob, sweep.anchor): sweeps.model(model, sweep) for sweep in found}

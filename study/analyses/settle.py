@@ -24,12 +24,16 @@ from search_spaces.claims import (
 from search_spaces.scale import from_unit, to_unit
 from search_spaces.space import in_range
 from study.analyses import claims
+from study.analyses.claimed import choices_within, claimed_grid, side_grid
 from study.analyses.comparison import confirmed_scores
 from study.analyses.loss_model import LossModel
 from study.analyses.noise import seed_noise
-from study.analyses.samples import unit_levels
-from study.analyses.sweeps import anchor_values
+from study.analyses.samples import point_position, unit_levels
+from study.analyses.sweeps import anchor_values, measured
 from study.table import KNOB, TrialTable
+
+FLAT = 10.0
+"""Seeds per value that show a flat curve to be within a tolerance of one seed's deviation."""
 
 POINT_COLUMNS = ("loss", "origin", "anchor", "swept", "seed", "why")
 """Columns of every frame of points to run, besides one `knob.NAME` per knob."""
@@ -94,16 +98,30 @@ def _points(
             return []
         seeds = _confirm_seeds(table, loss, other, most)
         return [r for name in (loss, other) for r in _confirm(table, name, seeds, claim)]
-    space = table.spaces[loss]
-    if test.knob not in space.searched:
-        return []
+    return _sweep(table, models, loss, claim, most)
+
+
+def _sweep(
+    table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: Claim, most: int
+) -> list[dict[str, Any]]:
+    """Values that the claim speaks of, around the best point, as many seeds as they lack."""
+    test, space = claim.test, table.spaces[loss]
+    assert isinstance(test, StableRange | GoodValue | BetterValue | Sensitive)
     base = anchor_values(table, loss, "incumbent")
-    if base is None:
+    if test.knob not in space.searched or base is None:
         return []
     distribution = space.distributions[test.knob]
+    sides = (test.better, test.worse) if isinstance(test, BetterValue) else ()
+    grids = [side_grid(distribution, test.knob, side) for side in sides]
+    if not isinstance(test, BetterValue):
+        grids = [claimed_grid(distribution, test)]
     wanted = _wanted(distribution, test)
-    if not wanted:
-        return []
+    if not wanted or any(isinstance(grid, str) for grid in grids):
+        return []  # what was not searched no sweep of this study reaches
+    values = _distinct([base[test.knob], *wanted], distribution)
+    have = _measured_seeds(table, loss, test.knob, base, values)
+    # A sweep that is all there and still leaves the claim open gets more seeds, within reason.
+    enough = max(_sweep_seeds(models[loss].tolerance, table, loss, most), min(have) + 3)
     return [
         {
             "loss": loss,
@@ -112,11 +130,27 @@ def _points(
             "swept": test.knob,
             "seed": seed,
             "why": f"{loss}: {claim.name}",
-            **{KNOB + k: (v if k == test.knob else base[k]) for k in base},
+            **{KNOB + k: (value if k == test.knob else base[k]) for k in base},
         }
-        for v in _distinct([base[test.knob], *wanted], distribution)
-        for seed in range(_sweep_seeds(models[loss].tolerance, table, loss))
+        for value, there in zip(values, have, strict=True)
+        for seed in range(there, min(enough, most))
     ]
+
+
+def _measured_seeds(
+    table: TrialTable, loss: str, knob: str, base: Mapping[str, Any], values: list[Any]
+) -> list[int]:
+    """How many seeds a sweep of the knob around the point has at each value already."""
+    distributions = table.spaces[loss].distributions
+    names, ranges = list(distributions), list(distributions.values())
+    there = [
+        (point_position({**sweep.base, knob: value}, names, ranges), len(by_seed))
+        for sweep in measured(table, loss)
+        if sweep.knob == knob and "incumbent" in sweep.anchor
+        for value, by_seed in zip(sweep.values, sweep.scores, strict=True)
+    ]
+    wanted = [point_position({**base, knob: value}, names, ranges) for value in values]
+    return [max((n for at, n in there if np.allclose(at, here)), default=0) for here in wanted]
 
 
 def _wanted(
@@ -131,7 +165,7 @@ def _wanted(
     if isinstance(test, StableRange):
         if isinstance(distribution, CategoricalDistribution):
             # The choices beside the range too: within it they must not cost more than these.
-            inside = claims.choices_within(distribution, test.low, test.high)
+            inside = choices_within(distribution, test.low, test.high)
             return list(distribution.choices) if inside else []
         ends = [float(distribution.low), float(distribution.high)]  # type: ignore[attr-defined]
         low = ends[0] if test.low is None else max(test.low, ends[0])
@@ -150,7 +184,7 @@ def _side(distribution: BaseDistribution, side: float | str | tuple[float, float
     if not isinstance(side, tuple):
         return [side]
     if isinstance(distribution, CategoricalDistribution):
-        return claims.choices_within(distribution, *side)
+        return choices_within(distribution, *side)
     return list(np.linspace(*side, 3))
 
 
@@ -170,12 +204,12 @@ def _distinct(values: list[Any], distribution: Any) -> list[Any]:
     return out
 
 
-def _sweep_seeds(tolerance: float, table: TrialTable, loss: str) -> int:
-    """Seeds that bring the standard error of a difference to half the tolerance; 3 to 6."""
+def _sweep_seeds(tolerance: float, table: TrialTable, loss: str, most: int) -> int:
+    """Seeds after which a sweep that is truly flat would be called so; 3 at least."""
     sigma = seed_noise(table, loss).sigma
     if not (np.isfinite(sigma) and np.isfinite(tolerance) and tolerance > 0):
         return 3
-    return int(np.clip(math.ceil(2 * (2 * sigma / tolerance) ** 2), 3, 6))
+    return int(np.clip(math.ceil(FLAT * (sigma / tolerance) ** 2), 3, most))
 
 
 def _confirm_seeds(table: TrialTable, loss: str, other: str, most: int) -> list[int]:
@@ -202,7 +236,7 @@ def _confirm(table: TrialTable, loss: str, seeds: list[int], claim: Claim) -> li
             "anchor": "",
             "swept": "",
             "seed": seed,
-            "why": f"{claim.name}",
+            "why": f"{loss}: {claim.name}",
             **{KNOB + k: v for k, v in base.items()},
         }
         for seed in seeds

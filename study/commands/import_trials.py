@@ -39,6 +39,7 @@ def _columns(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--space", type=click.Path(path_type=Path), help="YAML: what was searched.")
 @click.option("--optuna", "optuna_", nargs=2, metavar="URL STUDY", help="Optuna storage and study.")
 @click.option("--tune", type=click.Path(path_type=Path), help="Folder of a Ray Tune run.")
+@click.option("--loss", help="With --optuna or --tune: the loss it is, of those in the space file.")
 @click.option("--metric", help="With --tune: the metric that was searched.")
 @click.option("--mode", type=click.Choice(["max", "min"]), default="max", show_default=True)
 @root_option
@@ -48,6 +49,7 @@ def command(
     space: Path | None,
     optuna_: tuple[str, str] | None,
     tune: Path | None,
+    loss: str | None,
     metric: str | None,
     mode: str,
     root: Path | None,
@@ -55,7 +57,7 @@ def command(
     """Read the trials, write them to a store of the study's own."""
     from study.errors import StudyError
     from study.home import new_study
-    from study.importing import read_csv_trials, read_optuna, read_spaces, read_tune
+    from study.importing import pick_space, read_csv_trials, read_optuna, read_tune
     from study.importing.store import store_study
 
     if sum(source is not None for source in (csv, optuna_, tune)) != 1:
@@ -64,17 +66,19 @@ def command(
     if csv is not None:
         if space is None:
             raise StudyError("--csv needs --space: a YAML file that says what was searched")
+        if loss is not None:
+            raise StudyError("--loss is for --optuna and --tune: a CSV has a column `loss`")
         table = read_csv_trials(csv, space, study=name)
     elif optuna_ is not None:
-        known = next(iter(read_spaces(space)[0].values())) if space else None
-        table = read_optuna(*optuna_, space=known)
+        described = pick_space(space, loss) if space else None
+        table = read_optuna(*optuna_, loss=loss, space=described.space if described else None)
+        table = described.told(table) if described else table
     else:
         assert tune is not None
         if space is None or metric is None:
             raise StudyError("--tune needs --space and --metric")
-        table = read_tune(
-            tune, next(iter(read_spaces(space)[0].values())), metric=metric, mode=mode
-        )
+        described = pick_space(space, loss)
+        table = described.told(read_tune(tune, described.space, metric=metric, mode=mode))
     store_study(table, home)
     click.echo(f"{name}: {len(table.trials)} trials of {', '.join(table.spaces)}")
     click.echo(f"now: study report {name}")

@@ -6,7 +6,14 @@ own storages.
 
 from study.importing.csv_trials import CSV_COLUMNS, read_csv_trials
 from study.importing.optuna_log import read_optuna
-from study.importing.space_file import read_spaces
+from study.importing.space_file import pick_space, read_spaces
 from study.importing.tune_log import read_tune
 
-__all__ = ["CSV_COLUMNS", "read_csv_trials", "read_optuna", "read_spaces", "read_tune"]
+__all__ = [
+    "CSV_COLUMNS",
+    "pick_space",
+    "read_csv_trials",
+    "read_optuna",
+    "read_spaces",
+    "read_tune",
+]

@@ -12,18 +12,23 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.trial import FrozenTrial
 
 from search_spaces.space import Knob, Space
 from study.errors import StudyError, nearest
 from study.importing.rows import (
+    as_value,
     first_line,
     make_curve,
     make_point,
     make_row,
     make_table,
+    plain_choices,
     without_secret,
 )
 from study.table import TrialTable
+
+_STATES = {"COMPLETE": "finished", "PRUNED": "stopped", "FAIL": "failed", "RUNNING": "running"}
 
 
 def read_optuna(
@@ -32,8 +37,9 @@ def read_optuna(
     """A study from an Optuna storage: a database URL, or the path of a journal file.
 
     Complete trials are finished, pruned ones stopped with their intermediate values as learning
-    curves, failed ones failed. A study that minimises is turned around (score = -value). Knobs that
-    some trials lack (conditional ones) are left out. Pass `space` for published points and claims.
+    curves, failed ones failed, or diverged if they reported a NaN. A study that minimises is turned
+    around (score = -value). Knobs that some trials lack (conditional ones) are left out. Pass
+    `space` for published points and claims.
 
     Raises:
         StudyError: There is no such storage or study, or a trial lacks a knob of the space or has
@@ -57,10 +63,11 @@ def read_optuna(
     trials = [t for t in loaded.trials if t.state != optuna.trial.TrialState.WAITING and t.params]
     if not trials:
         raise StudyError(f"Optuna study {study!r} has no trials")
-    name = loss or study
+    name = loss or (study if space is None else space.loss)
     if space is None:
         space = _observed_space(name, [t.distributions for t in trials])
-        points = [{k: t.params[k] for k in space.distributions} for t in trials]
+        ranges = space.distributions
+        points = [{k: as_value(d, t.params[k]) for k, d in ranges.items()} for t in trials]
     else:
         points = [
             make_point(t.params, space, f"trial {t.number} of Optuna study {study!r}")
@@ -70,29 +77,44 @@ def read_optuna(
     full = max(
         (max(t.intermediate_values) + zero for t in trials if t.intermediate_values), default=1
     )
-    states = {"COMPLETE": "finished", "PRUNED": "stopped", "FAIL": "failed", "RUNNING": "running"}
     rows, curves = [], []
     for trial, point in zip(trials, points, strict=True):
         steps = {s + zero: sign * v for s, v in sorted(trial.intermediate_values.items())}
         steps = {s: v for s, v in steps.items() if math.isfinite(v)}
-        state = states[trial.state.name]
-        value = trial.value if trial.value is not None else math.nan
-        score = sign * value if math.isfinite(value) else next(reversed(steps.values()), math.nan)
-        if state in ("finished", "stopped") and not math.isfinite(score):
-            state = "diverged"
-        epochs = full if state == "finished" else max(steps, default=0)
-        key = f"{name}-{trial.number:04d}"
-        duration = trial.duration.total_seconds() if trial.duration else math.nan
-        rows.append(
-            make_row(
-                trial=key, loss=name, number=trial.number, state=state, epochs=int(epochs),
-                point=point, score=score if state != "failed" else math.nan, seconds=duration,
-            )
-        )  # fmt: skip
-        curves += make_curve(key, steps.items())
+        rows.append(_row(trial, name, point, steps, sign=sign, full=full))
+        curves += make_curve(rows[-1]["trial"], steps.items())
     objective = loaded.metric_names[0] if loaded.metric_names else "score"
     protocol = {"objective": objective if sign > 0 else f"-{objective}", "epochs": full}
     return make_table(study, rows, curves, {name: space}, protocol, None)
+
+
+def _row(
+    trial: FrozenTrial,
+    loss: str,
+    point: dict[str, Any],
+    steps: dict[int, float],
+    *,
+    sign: float,
+    full: int,
+) -> dict[str, Any]:
+    """One trial; the value it returned is its score, else the last one it reported."""
+    state = _STATES[trial.state.name]
+    value = math.nan if trial.value is None else sign * trial.value
+    score = value if math.isfinite(value) else next(reversed(steps.values()), math.nan)
+    if state in ("finished", "stopped") and not math.isfinite(score):
+        state = "diverged"
+    if state == "failed" and not all(map(math.isfinite, trial.intermediate_values.values())):
+        state = "diverged"
+    return make_row(
+        trial=f"{loss}-{trial.number:04d}",
+        loss=loss,
+        number=trial.number,
+        point=point,
+        score=score if state not in ("diverged", "failed") else math.nan,
+        state=state,
+        epochs=full if state == "finished" else max(steps, default=0),
+        seconds=trial.duration.total_seconds() if trial.duration else math.nan,
+    )
 
 
 def _observed_space(loss: str, observed: list[dict[str, BaseDistribution]]) -> Space:
@@ -115,7 +137,7 @@ def _widest(distributions: list[BaseDistribution]) -> BaseDistribution:
         choices: list[Any] = []
         for d in same:
             assert isinstance(d, CategoricalDistribution)
-            choices += [c for c in d.choices if c not in choices]
+            choices += [c for c in plain_choices(d.choices) if c not in choices]
         return CategoricalDistribution(choices)
     low, high = min(d.low for d in same), max(d.high for d in same)  # type: ignore[attr-defined]
     if isinstance(last, IntDistribution):

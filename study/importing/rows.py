@@ -14,6 +14,9 @@ from search_spaces.space import Space, describe, in_range
 from study.errors import StudyError, nearest
 from study.table import KNOB, TrialTable
 
+NO_VALUE = "None"
+"""The choice of no value, which Optuna and YAML have, as a word."""
+
 
 def make_row(
     *,
@@ -91,6 +94,8 @@ def make_point(values: Mapping[str, Any], space: Space, where: str) -> dict[str,
 def as_value(distribution: BaseDistribution, raw: Any) -> Any:
     """What was read as the knob's own type; as it is when it is none of its values."""
     if isinstance(distribution, CategoricalDistribution):
+        if raw is None or (isinstance(raw, float) and math.isnan(raw)):
+            raw = NO_VALUE
         for choice in distribution.choices:
             same_number = not isinstance(choice, str | bool) and as_number(raw) == choice
             if str(choice) == str(raw) or same_number:
@@ -101,6 +106,11 @@ def as_value(distribution: BaseDistribution, raw: Any) -> Any:
         return raw
     whole = isinstance(distribution, IntDistribution) and number == int(number)
     return int(number) if whole else number
+
+
+def plain_choices(choices: Iterable[Any]) -> list[Any]:
+    """Choices as a table can hold them: `None`, which it takes for a gap, becomes a word."""
+    return [NO_VALUE if choice is None else choice for choice in choices]
 
 
 def mapping(content: Any, where: str, known: Iterable[str]) -> dict[str, Any]:

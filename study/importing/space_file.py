@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from optuna.distributions import (
 from search_spaces.claims import claim_from_dict
 from search_spaces.space import Knob, Published, Space
 from study.errors import StudyError, nearest
-from study.importing.rows import first_line, mapping
+from study.importing.rows import first_line, mapping, plain_choices
+from study.table import TrialTable
 
 _SPACE_KEYS = ("objective", "epochs", "dataset", "backbone", "tolerance", "untrained", "losses")
 _LOSS_KEYS = ("paper", "knobs", "nuisance", "fixed", "published", "claims")
@@ -62,6 +65,40 @@ def read_spaces(path: Path) -> tuple[dict[str, Space], dict[str, Any], float | N
     return spaces, protocol, None if untrained is None else float(untrained)
 
 
+@dataclass(frozen=True)
+class Described:
+    """One loss of a space file, and what the file says about all of them."""
+
+    space: Space
+    protocol: Mapping[str, Any]
+    untrained: float | None
+
+    def told(self, table: TrialTable) -> TrialTable:
+        """A log's table with what only the file knows; epochs and objective are the log's own."""
+        known = {k: v for k, v in self.protocol.items() if k not in ("objective", "epochs")}
+        baseline = table.baseline
+        if self.untrained is not None:
+            baseline = {"validation": {str(table.protocol["objective"]): self.untrained}}
+        return replace(table, protocol={**table.protocol, **known}, baseline=baseline)
+
+
+def pick_space(path: Path, loss: str | None) -> Described:
+    """The loss of a space file that a log without losses is about.
+
+    Raises:
+        StudyError: The file has several and none, or an unknown one, is named.
+    """
+    spaces, protocol, untrained = read_spaces(path)
+    if loss is None and len(spaces) > 1:
+        raise StudyError(
+            f"{path} has {len(spaces)} losses: say which one was run with --loss "
+            f"({', '.join(spaces)})"
+        )
+    if loss is not None and loss not in spaces:
+        raise StudyError(f"{path} has no loss {loss!r}; {nearest(loss, spaces)}")
+    return Described(spaces[loss or next(iter(spaces))], protocol, untrained)
+
+
 def _space(loss: str, content: Any, path: Path) -> Space:
     content = mapping(content, f"{path}: {loss}", _LOSS_KEYS)
     described = content.get("knobs")
@@ -73,6 +110,8 @@ def _space(loss: str, content: Any, path: Path) -> Space:
         if name not in knobs:
             raise StudyError(f"{path}: {loss}: no knob {name!r}; {nearest(name, knobs)}")
     published = content.get("published")
+    if isinstance(published, dict):
+        published = dict(zip(published, plain_choices(published.values()), strict=True))
     try:
         return Space(
             loss=loss,
@@ -92,7 +131,9 @@ def _knob(loss: str, name: str, content: Any, path: Path) -> Knob:
     where = f"{path}: {loss}.{name}"
     try:
         if "choices" in content:
-            distribution: BaseDistribution = CategoricalDistribution(list(content["choices"]))
+            distribution: BaseDistribution = CategoricalDistribution(
+                plain_choices(content["choices"])
+            )
         elif content.get("integer"):
             distribution = IntDistribution(
                 int(content["low"]), int(content["high"]), log=bool(content.get("log", False)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from study.analyses.findings import Findings, find
-from study.report import draw_matplotlib, page, record, tables
+from study.report import draw_matplotlib, folder, page, record, tables
 from study.report.answer import answer
 from study.report.sections import sections
 from study.report.words import metric_label
@@ -36,7 +36,8 @@ def write_report(
 ) -> ReportPaths:
     """Write index.html, report.json, figures/ and tables/ into `out`.
 
-    The same table and seed give the same bytes.
+    The same table and seed give the same bytes. Figures and tables that an earlier report left
+    there and that are not part of this one are removed.
     """
     return write_findings(find(table, seed=seed), out, formats=formats)
 
@@ -47,8 +48,7 @@ def write_findings(
     """The report of findings already made."""
     table = findings.table
     said, told = answer(findings), sections(findings)
-    for folder in ("figures", "tables"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+    folder.prepare(out)
     index = out / "index.html"
     html = page.render(study=table.study, facts=facts(table), answer=said, sections=told)
     index.write_text(html, "utf-8")
@@ -56,7 +56,7 @@ def write_findings(
     content = record.record(findings, said)
     numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
     charts = [b.chart for s in told for b in s.blocks if b.chart]
-    drawn = [p for c in charts for p in draw_matplotlib.save(c, out / "figures", formats)]
+    drawn = draw_matplotlib.save_all(charts, out / "figures", formats)
     known = tables.symbols(table.spaces.values())
     saved = [
         p
@@ -69,6 +69,7 @@ def write_findings(
             symbols=tables.symbols([table.spaces[loss]]) if loss else known,
         )
     ]
+    folder.tidy(out, [*drawn, *saved])
     return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
 
 

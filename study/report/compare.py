@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from optuna.distributions import CategoricalDistribution
 
 from search_spaces.space import Space
 from study.analyses import across
 from study.analyses.findings import Findings, find
 from study.analyses.leaderboard import UNTRAINED
 from study.errors import StudyError
-from study.report import draw_matplotlib, page, tables
+from study.report import draw_matplotlib, folder, page, tables
 from study.report.answer import Answer
 from study.report.build import ReportPaths, facts
 from study.report.chart import PALETTE, Axis, Chart, Dots, Line, Mark, Panel, Span
@@ -42,8 +43,7 @@ def compare_reports(
     names = across.names(findings)
     common, agreement = across.common(findings), across.agreement(findings)
     told = _sections(findings, names, common, agreement)
-    for folder in ("figures", "tables"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+    folder.prepare(out)
     index, numbers = out / "index.html", out / "report.json"
     header = [
         (n, listing([v for _, v in facts(f.table)][:2]))
@@ -58,7 +58,7 @@ def compare_reports(
     content |= {k: rows(f) for k, f in frames.items()}
     numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
     charts = [b.chart for s in told for b in s.blocks if b.chart]
-    drawn = [p for c in charts for p in draw_matplotlib.save(c, out / "figures", formats)]
+    drawn = draw_matplotlib.save_all(charts, out / "figures", formats)
     known = tables.symbols(space for table in studies for space in table.spaces.values())
     saved = [
         p
@@ -67,6 +67,7 @@ def compare_reports(
             frame, out / "tables", key, caption=f"Studies compared: {key}", symbols=known
         )
     ]
+    folder.tidy(out, [*drawn, *saved])
     return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
 
 
@@ -157,11 +158,12 @@ def _chart(ranges: pd.DataFrame, common: pd.DataFrame, space: Space, names: Sequ
     ticks = tuple((float(len(names) - 1 - i), n) for i, n in enumerate(names))
     panels = []
     for knob, rows_ in ranges.groupby("knob", sort=False):
-        if rows_["low"].isna().all():
+        choice = isinstance(space.distributions.get(str(knob)), CategoricalDistribution)
+        if choice or rows_["low"].isna().all():
             continue
         marks: list[Mark] = []
         both = common[(common["loss"] == loss) & (common["knob"] == knob)]
-        if len(both) and both["verdict"].iloc[0] == "holds in all":
+        if len(both) and both["low"].notna().iloc[0]:
             low, high = (float(both[k].iloc[0]) for k in ("low", "high"))
             marks.append(Span(low, high, "in all"))
         for row in rows_.to_dict("records"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 
 from study.report.chart import Axis, Band, Bars, Chart, Dots, Heat, Line, Mark, Panel, Rule, Span
 from study.report.tables import safe_name
+from study.workers import each
 
 FORMATS = ("png", "svg", "pdf")
+
+WORTH_HELP = 60
+"""With fewer files a helper takes longer to start than it saves."""
 
 # Text is outlined in SVG and embedded as TrueType in PDF: both look the same everywhere.
 # The salt replaces random ids, so that equal tables give equal bytes.
@@ -44,6 +49,13 @@ _STYLE: dict[Any, Any] = {
 }
 _MARKERS = {"circle": "o", "open": "o", "cross": "x", "triangle": "v", "diamond": "D", "star": "*"}
 _WIDTH, _HEIGHT = 2.7, 2.25
+
+
+def save_all(charts: Sequence[Chart], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write all charts, many of them with the help of the other cores."""
+    helpers = None if len(charts) * len(formats) >= WORTH_HELP else 0
+    files = each(partial(save, folder=folder, formats=formats), charts, helpers=helpers)
+    return [path for paths in files for path in paths]
 
 
 def save(chart: Chart, folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:

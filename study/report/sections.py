@@ -24,6 +24,8 @@ from study.report.page import Block, Section
 from study.report.words import chance, knob_label, number, percent, score
 from study.table import KNOB, TrialTable
 
+_BASIS = {"sweep": "sweep", "model": "model", "trials": "trials", "nothing": "–"}
+
 
 def sections(findings: Findings) -> list[Section]:
     """Comparison, claims, one section per loss (best first), search, and what to do next."""
@@ -94,6 +96,7 @@ def _claims(findings: Findings) -> Section:
             "loss": frame["loss"],
             "claim": frame["statement"],
             "verdict": frame["verdict"],
+            "decided by": frame["basis"].map(_BASIS),
             "evidence": frame["evidence"],
             "tested by": frame["test"],
             "source": frame["source"],

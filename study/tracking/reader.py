@@ -212,8 +212,11 @@ def _seconds(
     if times is not None:
         keys, first = np.unique(np.stack([times.run, times.step]), axis=1, return_index=True)
         np.add.at(sums, keys[0], times.value[first])
-        silent = ~np.isin(np.arange(len(untold)), keys[0])
-        sums[silent & np.array([row.last_step > 0 for row in untold])] = np.nan
+        timed = set(keys[0].tolist())
+        for i, row in enumerate(untold):
+            if i not in timed:  # epochs without times: of a trial that runs elsewhere
+                unknown = "nan" if row.last_step > 0 else "0"
+                sums[i] = float(row.tags.get(SECONDS, unknown))
     known = {row.run_id: total for row, total in zip(untold, sums, strict=True)}
     told = [known[r.run_id] if r.run_id in known else float(r.tags[SECONDS]) for r in rows]
     return np.array(told, dtype="float64")

@@ -105,3 +105,9 @@ def loss_note(space: Space) -> str:
     ]
     head = ["| symbol | knob | range | unit | published | role |", "|---|---|---|---|---|---|"]
     return "\n".join([f"**{space.loss}**: {space.paper}", "", *head, *rows])
+
+
+def dataset_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set of a plan as MLflow logs one: its name, and what else is known of it."""
+    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
+    return {"name": info} if isinstance(info, str) else dict(info)

@@ -73,6 +73,7 @@ class Plan:
     repeated_points: int = 3
     confirm: int = 0
     sweep: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    sweep_seeds: int = 3
     running: int = 0
     tpe: bool = False
 
@@ -236,7 +237,7 @@ class _Run:
             for place in places:
                 unit = published.copy()
                 unit[names.index(knob)] = place
-                for s in range(3):
+                for s in range(self.plan.sweep_seeds):
                     self.trial(unit, "sweep", seed=s, anchor="published", swept=knob)
 
 

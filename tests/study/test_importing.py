@@ -14,6 +14,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 
 from search_spaces.space import Knob, Space
+from study.analyses.samples import gather
 from study.errors import StudyError
 from study.importing import read_csv_trials, read_optuna, read_tune, store
 from study.main import main
@@ -201,19 +202,22 @@ def test_a_csv_comes_back_from_its_store(
         "other,1,27,0.5,,11,0.9,0.1,,,4",
         "other,2,3,0.2,failed,5,0.1,0.2,,,5",
         "other,3,0,,failed,,,0.2,,,6",
+        "other,4,9,0.3,running,8,,0.2,,,7",
     ]
     csv = _csv(tmp_path, "\n".join(lines))
     back = imported("--csv", csv, "--space", space_file)
     _same(back, read_csv_trials(csv, space_file))
     trials = back.trials.set_index("trial")
-    assert sorted(trials.index) == ["mine-01", "mine-1", "mine-2", "other-1", "other-2", "other-3"]
+    names = ["mine-01", "mine-1", "mine-2", "other-1", "other-2", "other-3", "other-4"]
+    assert sorted(trials.index) == names
+    assert trials.loc["other-4", "seconds"] == 8.0
     assert trials["score"].to_dict() == pytest.approx(
         {"mine-01": 0.3, "mine-1": 0.4, "mine-2": math.nan, "other-1": 0.5, "other-2": math.nan,
-         "other-3": math.nan}, nan_ok=True,
+         "other-3": math.nan, "other-4": 0.3}, nan_ok=True,
     )  # fmt: skip
     assert trials.loc["mine-01", "seconds"] == 12.5
     assert trials.loc["mine-01", "metric.recall"] == 0.7
-    assert list(trials["knob.n"].dropna()) == [4, 5, 6]
+    assert list(trials["knob.n"].dropna()) == [4, 5, 6, 7]
     assert _curve(back, "mine-01") == {9: 0.1, 27: 0.3}
 
 
@@ -362,6 +366,60 @@ def test_optuna_trials_that_do_not_fit_the_space_are_one_clear_line(
         imported("--optuna", url, "theirs", "--space", file)
     assert says in str(caught.value)
     assert not (tmp_path / "studies").exists()
+
+
+def test_a_choice_of_nothing_is_a_choice(tmp_path: Path, imported: Importing) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        smoothing = trial.suggest_categorical("smoothing", [None, 0.1])
+        return (0.5 if smoothing is None else 0.4) + 0.1 * trial.suggest_float("x", 0, 1)
+
+    url, study = _optuna(tmp_path, objective, 12)
+    back = imported("--optuna", url, "theirs")
+    assert list(back.trials["knob.smoothing"].astype(str)) == [
+        str(t.params["smoothing"]) for t in study.trials
+    ]
+    units = gather(back, "theirs").units
+    column = list(back.spaces["theirs"].distributions).index("smoothing")
+    empty = [t.params["smoothing"] is None for t in study.trials]
+    assert 0 < sum(empty) < 12
+    assert len(set(zip(empty, units[:, column], strict=True))) == 2
+    file = tmp_path / "space.yaml"
+    knobs = "{smoothing: {choices: [null, 0.1]}, x: {low: 0, high: 1}}"
+    file.write_text(f"losses: {{l: {{knobs: {knobs}, published: {{smoothing: null, x: 0.5}}}}}}")
+    csv = _csv(tmp_path, "smoothing,x,score,epoch\n,0.1,0.5,1\nNone,0.2,0.5,1\n0.1,0.3,0.5,1\n")
+    assert list(read_csv_trials(csv, file).trials["knob.smoothing"]) == ["None", "None", 0.1]
+
+
+def test_a_log_is_of_one_loss_of_the_space_file_and_of_its_protocol(
+    tmp_path: Path, imported: Importing
+) -> None:
+    url, _ = _optuna(tmp_path, lambda t: t.suggest_float("x", 0, 1), 3)
+    file = tmp_path / "space.yaml"
+    knobs = "{knobs: {x: {low: 0, high: 1}}}"
+    file.write_text(
+        f"dataset: cub\ntolerance: 0.02\nuntrained: 0.1\nlosses: {{a: {knobs}, b: {knobs}}}"
+    )
+    with pytest.raises(StudyError, match=r"has 2 losses: say which one was run with --loss \(a, b"):
+        imported("--optuna", url, "theirs", "--space", file)
+    with pytest.raises(StudyError, match="has no loss 'c'"):
+        imported("--optuna", url, "theirs", "--space", file, "--loss", "c")
+    back = imported("--optuna", url, "theirs", "--space", file, "--loss", "b")
+    assert set(back.trials["loss"]) == set(back.spaces) == {"b"}
+    assert back.protocol["dataset"] == "cub"
+    assert back.protocol["tolerance"] == 0.02
+    assert back.baseline == {"validation": {"score": 0.1}}
+
+
+def test_optuna_trials_that_reported_nan_diverged(tmp_path: Path) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        trial.report(math.nan if trial.number == 1 else x, 1)
+        if trial.number == 2:
+            raise ArithmeticError
+        return math.nan if trial.number == 1 else x
+
+    url, _ = _optuna(tmp_path, objective, 3)
+    assert list(read_optuna(url, "theirs").trials["state"]) == ["finished", "diverged", "failed"]
 
 
 def test_optuna_journal(tmp_path: Path) -> None:

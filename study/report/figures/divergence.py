@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from search_spaces.scale import from_unit
 from study.analyses.divergence import riskiest_pair
 from study.analyses.findings import Findings
 from study.analyses.pairs import near_trials
-from study.analyses.samples import searching, snap
+from study.analyses.samples import Array, searching, snap, unit_levels
 from study.analyses.surrogate import Surrogate
 from study.report.chart import ACCENT, BAD, QUIET, Axis, Chart, Dots, Heat, Line, Mark, Panel
 from study.report.words import knob_axis, knob_label, places
@@ -66,8 +66,8 @@ def _pair_panel(findings: Findings, loss: str) -> Panel | None:
         return None
     samples = model.samples
     i, j = (samples.knobs.index(k) for k in pair)
-    grid = np.linspace(0.02, 0.98, 15)
-    first, second = np.meshgrid(grid, grid, indexing="xy")
+    across, up = (_grid(samples.distributions[k]) for k in (i, j))
+    first, second = np.meshgrid(across, up, indexing="xy")
     cells = np.stack([first.ravel(), second.ravel()], axis=1)
     units = np.repeat(np.median(samples.units, axis=0)[None], len(cells), axis=0)
     units[:, i], units[:, j] = cells[:, 0], cells[:, 1]
@@ -75,8 +75,8 @@ def _pair_panel(findings: Findings, loss: str) -> Panel | None:
     known = near_trials(samples, (i, j), cells)
     z = np.where(known, chance, np.nan).reshape(first.shape)
     a, b = samples.distributions[i], samples.distributions[j]
-    xs = places(a, [from_unit(a, u) for u in grid])
-    ys = places(b, [from_unit(b, u) for u in grid])
+    xs = places(a, [from_unit(a, u) for u in across])
+    ys = places(b, [from_unit(b, u) for u in up])
     trials = searching(findings.table, loss)
     bad = trials[trials["state"] == "diverged"]
     rows = [[None if np.isnan(v) else float(v) for v in row] for row in z]
@@ -98,3 +98,9 @@ def _pair_panel(findings: Findings, loss: str) -> Panel | None:
         names = list(fallen["trial"])
         marks.append(Dots(x, y, "collapsed", ACCENT, "open", names, size=5, opacity=1.0))
     return Panel(title, knob_axis(space, pair[0]), knob_axis(space, pair[1]), tuple(marks))
+
+
+def _grid(distribution: BaseDistribution) -> Array:
+    """Cells of the map: the values of a choice or of few steps, else fifteen."""
+    levels = unit_levels(distribution, most=15)
+    return np.linspace(0.02, 0.98, 15) if levels is None else levels

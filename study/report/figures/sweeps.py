@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from study.analyses.findings import Findings
-from study.report.chart import ACCENT, PALETTE, Axis, Band, Chart, Dots, Line, Mark, Panel
+from study.analyses.samples import Array
+from study.report.chart import ACCENT, BAD, PALETTE, Axis, Band, Chart, Dots, Line, Mark, Panel
 from study.report.words import knob_axis, knob_label, metric_label, places
 
 
@@ -40,6 +41,9 @@ def chart(findings: Findings, loss: str) -> Chart | None:
                 opacity=1.0,
             )
         )
+        lost = rows["diverged"].to_numpy(dtype=int)[order]
+        if lost.any():
+            marks.append(_diverged(x[order], lost, rows["seeds"].to_numpy(dtype=int)[order], mean))
         title = f"{knob_label(space, knob)} from the {anchor} point"
         panels.append(Panel(title, knob_axis(space, knob), Axis(objective), tuple(marks)))
     if not panels:
@@ -50,3 +54,12 @@ def chart(findings: Findings, loss: str) -> Chart | None:
         "Measured by training at each value, all other knobs at the anchor; intervals over seeds.",
         tuple(panels),
     )
+
+
+def _diverged(x: Array, lost: np.ndarray, scored: np.ndarray, mean: Array) -> Dots:
+    """Crosses where seeds diverged: at the mean of the others, at the foot without others."""
+    foot = float(np.nanmin(mean)) if np.isfinite(mean).any() else 0.0
+    at = lost > 0
+    texts = [f"{k} of {k + n} seeds diverged" for k, n in zip(lost[at], scored[at], strict=True)]
+    y = np.where(np.isfinite(mean), mean, foot)[at]
+    return Dots(list(x[at]), list(y), "diverged", BAD, "cross", texts, size=7, opacity=1.0)

@@ -139,6 +139,24 @@ def test_the_chance_to_diverge_of_a_choice_is_read_at_the_choice() -> None:
     assert np.nanmin(shown) < 0.1
 
 
+def test_every_choice_is_counted_under_its_own_name() -> None:
+    names = [f"c{i}" for i in range(7)]
+    knobs = _space(kind=CategoricalDistribution(names), x=FloatDistribution(0.0, 1.0))
+
+    def diverges(u: Array) -> Array:
+        return np.where(np.floor(u[:, 0] * 7) == 1, 1.0, 0.0)
+
+    problem = Problem(knobs, additive([0.0, 0.1]), diverges=diverges)
+    table = make_table([problem], Plan(trials=40, bayes=False, sobol_share=1.0))
+    samples = gather(table, "a")
+    rows = divergence.analyse(samples, None, table.trials.iloc[:0])
+    rows = rows[rows["knob"] == "kind"].set_index("low")
+    assert list(rows.index) == names
+    assert (rows["high"] == rows.index).all()
+    assert rows.loc["c1", "rate"] == 1.0
+    assert rows["diverged"].sum() == rows.loc["c1", "trials"]
+
+
 # Tuning
 
 
@@ -561,6 +579,27 @@ def test_ranges_common_to_two_studies() -> None:
     far = [near[0], find(shifted(0.95))]
     assert across.common(far).set_index("knob").loc["x", "verdict"] == "no common range"
     assert across.names(near) == ["made-up", "made-up (2)"]
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "common"),
+    [("16, 32, 64", "holds in all", "32, 64"), ("8.0, 16", "no common range", ""),
+     ("max", "no common range", "")],
+)  # fmt: skip
+def test_a_range_here_and_choices_there_share_the_choices_within(
+    values: str, verdict: str, common: str
+) -> None:
+    nan = float("nan")
+    rows = pd.DataFrame(
+        [("stable", 20.0, 80.0, ""), ("stable", nan, nan, values)],
+        columns=["status", "low", "high", "values"],
+    )
+    said, low, high, names = across.meet(rows)
+    assert (said, names) == (verdict, common)
+    assert np.isnan([low, high]).all()
+    assert across.meet(rows.iloc[:1]) == ("holds in all", 20.0, 80.0, "")
+    whole = rows.assign(low=nan, high=nan, values=["32.0, 8", "32, 16"])
+    assert across.meet(whole)[::3] == ("holds in all", "32")
 
 
 def test_a_study_that_cannot_tell_is_not_counted(tmp_path: Path) -> None:

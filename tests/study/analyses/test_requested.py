@@ -21,7 +21,7 @@ from study.analyses.samples import gather
 from study.analyses.surrogate import Refusal, Surrogate, fit
 from study.errors import StudyError
 from study.home import create_study, new_study
-from study.running import run_points
+from study.running import run_points, runnable
 from study.table import KNOB, TrialTable
 from tests.study.synthetic import Array, Plan, Problem, additive, make_table, unit_space
 from tests.study.tuning_simulation import make_plan
@@ -141,3 +141,20 @@ def test_no_test_score_is_asked_for_before_the_search_ends(tmp_path: Path) -> No
     points = pd.DataFrame([{"loss": "triplet", "origin": "confirm", "anchor": "", "swept": ""}])
     with pytest.raises(StudyError, match="search of s is not finished; first: study resume s"):
         run_points("s", tmp_path, points, reason="claim", address=None)
+
+
+def test_what_needs_no_test_score_is_run_before_the_search_ends(tmp_path: Path) -> None:
+    home, plan = new_study("s", tmp_path), make_plan()
+    create_study(home, plan)
+    rows = [
+        {"loss": "triplet", "origin": "sweep", "why": "triplet: margin-stable"},
+        {"loss": "triplet", "origin": "confirm", "why": "triplet: better"},
+        {"loss": "contrastive", "origin": "confirm", "why": "triplet: better"},
+    ]
+    points, waiting = runnable(home, plan, pd.DataFrame(rows))
+    assert list(points["why"]) == ["triplet: margin-stable"]
+    assert "2 trials on test classes wait (triplet: better)" in waiting
+    assert "study resume s" in waiting
+    alone, nothing = runnable(home, plan, points)
+    assert len(alone) == 1
+    assert nothing == ""

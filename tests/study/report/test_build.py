@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def test_same_table_same_bytes(tmp_path: Path) -> None:
     assert first == second
     kinds = {Path(name).suffix for name in first}
     assert {".html", ".png", ".svg", ".pdf", ".csv", ".tex"} <= kinds
+
+
+def test_what_an_earlier_report_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    both = make_table(demo_problems()[1:], Plan(trials=3, repeats=1))
+    _page(both, tmp_path)
+    kept = [tmp_path / name for name in ("notes.txt", "figures/mine.png", "tables/mine.csv")]
+    for path in kept:
+        path.write_text("mine", "utf-8")
+    assert list(tmp_path.rglob("*circle*"))
+    manifest = tmp_path / "manifest.json"
+    names = [*json.loads(manifest.read_text("utf-8"))["files"], "../out.txt", "notes.txt"]
+    manifest.write_text(json.dumps({"files": [*names, "figures/../notes.txt"]}), "utf-8")
+    _page(make_table(demo_problems()[2:], Plan(trials=3, repeats=1)), tmp_path)
+    assert not list(tmp_path.rglob("*circle*"))
+    assert list(tmp_path.rglob("response-triplet.png"))
+    assert all(path.exists() for path in kept)
 
 
 def test_what_the_data_and_weights_lack_is_on_the_page(tmp_path: Path) -> None:
