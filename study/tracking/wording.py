@@ -79,12 +79,6 @@ def is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def dataset_of(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan says of its data."""
-    info = plan.get("dataset") or plan.get("protocol", {}).get("dataset") or {}
-    return {"name": info} if isinstance(info, str) else dict(info)
-
-
 def units_of(loss: str, space: Space | None) -> dict[str, str]:
     """Units of a loss's settings, those of knobs that this study fixes too."""
     known = dict(TRAINING_KNOBS)
