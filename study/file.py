@@ -25,7 +25,6 @@ from study.errors import nearest
 from study.tracking.address import is_database, is_server
 from study.tracking.redaction import redact
 
-SAMPLERS = ("tpe", "gp", "random", "sobol", "grid", "cmaes")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -146,10 +145,13 @@ class StopSection(_Section):
 
 
 class SearchSection(_Section):
-    """How many points of each loss are tried, and how they are chosen."""
+    """How many points of each loss are tried, and how they are chosen.
+
+    The sampler `auto` is gp for a loss with few knobs and a few hundred points, else tpe.
+    """
 
     trials: int = Field(default=30, ge=1)
-    sampler: Literal["tpe", "gp", "random", "sobol", "grid", "cmaes"] = "tpe"
+    sampler: Literal["auto", "tpe", "gp", "random", "sobol", "grid", "cmaes"] = "auto"
     sobol_share: float = Field(default=0.4, ge=0.0, le=1.0)
     repeats: int = Field(default=3, ge=1)
     repeat_share: float = Field(default=0.1, ge=0.0, le=1.0)
