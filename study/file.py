@@ -137,7 +137,11 @@ class BackboneSection(_Section):
 
 
 class StopSection(_Section):
-    """Early stopping: ASHA with the epoch as its time, one population per loss."""
+    """Early stopping, for each loss apart.
+
+    ASHA with the epoch as its time, until enough trials have finished; from then on trials whose
+    learning curve says that they will not become the best.
+    """
 
     enabled: bool = True
     grace_epochs: int = Field(default=1, ge=1)

@@ -1,24 +1,26 @@
 """Is the next point a space-filling one or one of the sampler's?
 
-A few Sobol points give the sampler something to start from; after that the two parts advance side
-by side, in the proportion of what is left of each. One part after the other would spend 40 % of the
-budget, at full length, before the search for good settings begins. So it begins early, and a study
-that is cut short still has about the share of space-filling points it was planned with. The answer
-depends on counts alone: a resumed or extended study goes on in the order an uninterrupted one would
-have had.
+A few Sobol points give the sampler something to start from; after that one more comes after every
+third of its own, and what is left of them at the end. One part after the other would spend 40 % of
+the budget, at full length, before the search for good settings begins. So it begins early, and a
+study that is cut short still has enough space-filling points for a first answer. The order depends
+on counts alone: a resumed or extended study goes on as an uninterrupted one would have.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from study.plan import Plan
 
 Part = Literal["sobol", "bayes"]
-START_PER_KNOB = 2
+START_PER_KNOB = 1.5
 """Sobol points for each knob before the sampler's model is worth asking."""
 LEAST_START = 4
+PACE = 3
+"""Points of the sampler for each further Sobol point, while it has some left."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Order:
 
 def start_points(knobs: int) -> int:
     """Space-filling points that must have ended before the sampler chooses."""
-    return max(LEAST_START, START_PER_KNOB * knobs)
+    return max(LEAST_START, math.ceil(START_PER_KNOB * knobs))
 
 
 def next_part(
@@ -73,8 +75,5 @@ def next_part(
         return "bayes" if chosen_left > 0 else None
     if chosen_left <= 0 or asked.sobol < start or ended < start:
         return "sobol"
-    sobol_done = (asked.sobol - max(before.sobol, start) + 1) / (
-        upto.sobol - max(before.sobol, start)
-    )
-    chosen_done = (asked.chosen - before.chosen + 1) / (upto.chosen - before.chosen)
-    return "bayes" if chosen_done <= sobol_done else "sobol"
+    sobol_here = asked.sobol - max(before.sobol, start)
+    return "sobol" if asked.chosen - before.chosen >= PACE * (sobol_here + 1) else "bayes"

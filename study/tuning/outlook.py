@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from study.jobs import Outcome
 
-CERTAINTY = 0.95
+CERTAINTY = 0.99
 """Probability of staying below the incumbent, above which a trial is stopped."""
 LEAST_FINISHED = 8
 """Full-length trials without which no final score is foretold."""

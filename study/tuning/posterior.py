@@ -119,7 +119,7 @@ def tempered(scores: Array) -> Array:
     if scale > 0:
         scores = np.where(scores < middle, middle - scale * np.log1p(below / scale), scores)
     spread = float(scores.std())
-    return (scores - scores.mean()) / (spread if spread > 1e-12 else 1.0)
+    return np.asarray((scores - scores.mean()) / (spread if spread > 1e-12 else 1.0))
 
 
 def _gaps(a: Array, b: Array, choices: NDArray[np.bool_]) -> Array:

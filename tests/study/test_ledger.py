@@ -44,19 +44,17 @@ def test_a_loss_goes_published_sobol_chosen_repeats_incumbent(tmp_path: Path) ->
 
 
 def test_the_sampler_starts_early_and_space_is_filled_beside_it(tmp_path: Path) -> None:
-    """At every moment the study has about the share of Sobol points it was planned with."""
+    """At every moment the study has a good share of Sobol points, at its end the planned one."""
     plan = make_plan(losses=["triplet"], search={"trials": 40, "repeats": 1})
     first = drive(open_ledger(plan, tmp_path), slots=1)
     more = drive(open_ledger(plan.extended(20), tmp_path), slots=1)
     origins = [job.origin for job in first]
-    assert origins[:7] == ["published"] + ["sobol"] * 6
-    assert origins[7:9] == ["bayes", "bayes"]
+    assert origins[:10] == ["published"] + ["sobol"] * 5 + ["bayes"] * 3 + ["sobol"]
     assert Counter(origins) == {"published": 1, "sobol": 16, "bayes": 23}
-    for end in range(10, 40):
-        assert 0.35 < Counter(origins[:end])["sobol"] / end < 0.7, end
+    for end in range(6, 40):
+        assert Counter(origins[:end])["sobol"] / end >= 1 / 3, end
+    assert [job.origin for job in more[:4]] == ["bayes"] * 3 + ["sobol"]
     assert Counter(job.origin for job in more) == {"sobol": 8, "bayes": 12}
-    for end in range(5, 21, 5):
-        assert Counter(job.origin for job in more[:end])["sobol"] == 2 * end // 5
     sobol = [job.values for job in [*first, *more] if job.origin == "sobol"]
     space = plan.spaces["triplet"]
     assert sobol == [sobol_point(space, i, seed=0) for i in range(24)]
