@@ -234,7 +234,9 @@ class LossSearch:
     def _job(self, origin: Origin, values: Mapping[str, Value], seed: int | None = None) -> Job:
         number = self._numbers
         if seed is None:
-            seed = derive(self._search.seed, "trial", self.loss, number) % 2**31
+            # By its place among its like: which part comes next may depend on the clock.
+            place = self._asked[origin]
+            seed = derive(self._search.seed, "trial", self.loss, origin, place) % 2**31
         return Job(
             trial=trial_key(self.loss, number),
             loss=self.loss,
