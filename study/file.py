@@ -25,7 +25,6 @@ from study.errors import nearest
 from study.tracking.address import is_database, is_server
 from study.tracking.redaction import redact
 
-SAMPLERS = ("tpe", "gp", "random", "sobol", "grid", "cmaes")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -143,7 +142,11 @@ class BackboneSection(_Section):
 
 
 class StopSection(_Section):
-    """Early stopping: ASHA with the epoch as its time, one population per loss."""
+    """Early stopping, for each loss apart.
+
+    ASHA with the epoch as its time, until enough trials have finished; from then on trials whose
+    learning curve says that they will not become the best.
+    """
 
     enabled: bool = True
     grace_epochs: int = Field(default=1, ge=1)
@@ -151,10 +154,13 @@ class StopSection(_Section):
 
 
 class SearchSection(_Section):
-    """How many points of each loss are tried, and how they are chosen."""
+    """How many points of each loss are tried, and how they are chosen.
+
+    The sampler `auto` is gp for a loss with few knobs and a few hundred points, else tpe.
+    """
 
     trials: int = Field(default=30, ge=1)
-    sampler: Literal["tpe", "gp", "random", "sobol", "grid", "cmaes"] = "tpe"
+    sampler: Literal["auto", "tpe", "gp", "random", "sobol", "grid", "cmaes"] = "auto"
     sobol_share: float = Field(default=0.4, ge=0.0, le=1.0)
     repeats: int = Field(default=3, ge=1)
     repeat_share: float = Field(default=0.1, ge=0.0, le=1.0)

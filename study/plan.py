@@ -97,7 +97,9 @@ class Plan:
             loss_knobs=arguments,
             settings=settings,
             seed=job.seed,
-            replicas=self.file.search.seeds_per_point if job.origin in SEARCHED else 1,
+            # Scores of one study are the mean of as many seeds, so that they can be compared;
+            # confirmations give an interval over single ones.
+            replicas=1 if job.split == "test" else self.file.search.seeds_per_point,
             split=job.split,
             folds=self.file.protocol.folds,
             objective=self.file.protocol.objective,
@@ -186,9 +188,6 @@ class Plan:
         )
 
 
-SEARCHED = frozenset({"published", "sobol", "bayes"})
-
-
 def build_plan(file: StudyFile) -> Plan:
     """Check a study file against the known losses, knobs and ranges.
 
@@ -197,7 +196,8 @@ def build_plan(file: StudyFile) -> Plan:
     """
     from study.corners import check_values
 
-    spaces = {loss: _space(loss, file) for loss in file.losses}
+    still = _without_effect(file)
+    spaces = {loss: _space(loss, file, still) for loss in file.losses}
     stages = (Stage(file.search.trials),)
     plan = Plan(file=file, spaces=spaces, stages=stages, study_id=secrets.token_hex(8))
     for loss in plan.losses:
@@ -206,19 +206,29 @@ def build_plan(file: StudyFile) -> Plan:
 
 
 def save_plan(plan: Plan, directory: Path) -> None:
-    """Write the plan to the study's directory, replacing an older one atomically."""
+    """Write the plan to the study's directory, replacing an older one atomically.
+
+    A power cut leaves the old or the new one whole.
+    """
     temporary = directory / f".{PLAN_FILE}.new"
     write_private(temporary, json.dumps(plan.to_dict(), indent=1), plan.file.tracking.uri)
     temporary.replace(directory / PLAN_FILE)
+    folder = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_private(path: Path, text: str, uri: str | None) -> None:
-    """Write a file; for its owner's eyes alone when the tracking URI in it holds a password."""
+    """Write a file to the disk; for its owner alone when the tracking URI holds a password."""
     secret = uri is not None and redact(uri) != uri
     path.unlink(missing_ok=True)  # an older file would keep its mode
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
     with os.fdopen(file, "w", encoding="utf-8") as stream:
         stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def load_plan(directory: Path) -> Plan:
@@ -236,8 +246,8 @@ def load_plan(directory: Path) -> Plan:
         raise StudyError(f"{path} is damaged: {error}") from None
 
 
-def _space(loss: str, file: StudyFile) -> Space:
-    """The loss's space with the study file's changes."""
+def _space(loss: str, file: StudyFile, still: Mapping[str, Value]) -> Space:
+    """The loss's space with the study file's changes; `still` are knobs without effect."""
     from trainables.losses import loss_knobs, pml
 
     section = file.losses[loss]
@@ -267,7 +277,6 @@ def _space(loss: str, file: StudyFile) -> Space:
             f"losses.{loss}: epochs cannot be searched, because trials of different length cannot "
             "be compared; give one value"
         )
-    still = _without_effect(file)
     if dead := [k for k in ranges if k in still]:
         raise StudyError(
             f"losses.{loss}: {dead[0]} is searched but changes nothing, because {_why(file)}"
@@ -309,7 +318,8 @@ def _known_knob(loss: str, knob: str, base: Space) -> Knob | None:
 
 def _without_effect(file: StudyFile) -> dict[str, Value]:
     """Knobs of a backbone that does not train, with a value to fix them at."""
-    if not (file.backbone.frozen or _on_features(file)):
+    on_features = _on_features(file)
+    if not (file.backbone.frozen or on_features):
         return {}
     still: dict[str, Value] = {
         "backbone_lr": 0.0,
@@ -317,7 +327,7 @@ def _without_effect(file: StudyFile) -> dict[str, Value]:
         "bn_freeze": "none",
         "augment": "none",
     }
-    return {**still, "pooling": "avg"} if _on_features(file) else still
+    return {**still, "pooling": "avg"} if on_features else still
 
 
 def _on_features(file: StudyFile) -> bool:

@@ -7,16 +7,18 @@ environment variables. Whatever S3 refuses is an OSError, like a disk that refus
 from __future__ import annotations
 
 import functools
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 SCHEME = "s3://"
 PAGE = 1000
 PART_BYTES = 8 * 2**20
+READ_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,52 @@ def download(address: str, path: Path) -> None:
     bucket, key = bucket_and_key(address)
     with _as_os_error(address):
         _client().download_file(bucket, key, str(path), Config=_transfer())
+
+
+def opened(address: str) -> BinaryIO:
+    """An object as a file to read parts of: only what is read is fetched.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        OSError: S3 does not answer.
+    """
+    return cast(BinaryIO, io.BufferedReader(_Remote(address), READ_BYTES))
+
+
+class _Remote(io.RawIOBase):
+    """Reads an object by ranges of bytes."""
+
+    def __init__(self, address: str) -> None:
+        self._address, (self._bucket, self._key) = address, bucket_and_key(address)
+        with _as_os_error(address):
+            head = _client().head_object(Bucket=self._bucket, Key=self._key)
+        self._size, self._at = int(head["ContentLength"]), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        last = min(self._at + len(buffer), self._size) - 1
+        if last < self._at:
+            return 0
+        part = f"bytes={self._at}-{last}"
+        with _as_os_error(self._address):
+            answer = _client().get_object(Bucket=self._bucket, Key=self._key, Range=part)
+            content: bytes = answer["Body"].read()
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
 
 
 def remove(address: str) -> None:

@@ -14,13 +14,15 @@ from study.table import TrialTable
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """Standard deviation between seeds at one point.
+    """Standard deviation of a trial's score between seeds at one point.
+
+    With several seeds inside each trial a score is their mean, and the deviation is that mean's.
 
     Args:
         sigma: Estimate; NaN when nothing was repeated.
         low, high: 90 % interval of it.
         freedom: Degrees of freedom (seeds less points).
-        source: `repeats` of trials, the `folds and seeds` inside trials, or `none`.
+        source: `repeats` of trials, the `seeds inside trials`, or `none`.
     """
 
     sigma: float
@@ -57,10 +59,10 @@ def seed_noise(table: TrialTable, loss: str | None = None) -> SeedNoise:
     if freedom > 0:
         return SeedNoise(*_interval(squares, freedom), freedom, "repeats")
     if inside:
-        count = len(inside)
-        return SeedNoise(
-            *_interval(float(np.square(inside).sum()), count), count, "seeds inside trials"
-        )
+        seeds = max(int(table.protocol.get("seeds_per_point") or 2), 2)
+        freedom = len(inside) * (seeds - 1)
+        squares = float(np.square(inside).sum()) * (seeds - 1) / seeds
+        return SeedNoise(*_interval(squares, freedom), freedom, "seeds inside trials")
     return SeedNoise(float("nan"), float("nan"), float("nan"), 0, "none")
 
 

@@ -8,6 +8,9 @@ at the rungs, so it is rebuilt from the recorded learning curves after a restart
 A rung is used as long as nothing speaks against it: where trials that are never stopped (published
 and Sobol points) end in an order that has little to do with their order at the rung, learning
 curves cross, and stopping there would throw the best away.
+
+Ranks decide while few trials have finished. Once there are enough of them, `outlook` foretells what
+a trial will reach, and decides in their place.
 """
 
 from __future__ import annotations

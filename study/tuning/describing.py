@@ -9,6 +9,7 @@ from typing import Any
 from study.code_version import code_version
 from study.plan import Plan
 from study.tracking.writer import Tracker
+from study.tuning.sampling import sampler_name
 
 
 def open_tracking(
@@ -56,12 +57,17 @@ def protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
         "backbone": "features" if data["kind"] == "features" else file.backbone.name,
         "pretrained": bool(file.backbone.pretrained),
         "frozen": file.backbone.frozen,
-        "sampler": file.search.sampler,
+        "sampler": ", ".join(sorted({_sampler(plan, loss) for loss in plan.losses})),
         "trials_per_loss": file.search.trials,
+        "seeds_per_point": file.search.seeds_per_point,
         "seed": file.search.seed,
         "recall_at": ", ".join(map(str, file.protocol.recall_at)),
         "notes": list(data["notes"]),
     }
+
+
+def _sampler(plan: Plan, loss: str) -> str:
+    return sampler_name(plan.file.search.sampler, plan.spaces[loss], plan.points(loss))
 
 
 def study_note(plan: Plan, data: Mapping[str, Any]) -> str:

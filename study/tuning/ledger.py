@@ -5,8 +5,9 @@ reports and outcomes, and writes each to the record first. Tune's searcher and s
 adapters around it, and simulations drive it directly.
 
 All losses of a study share one run: the next job belongs to the loss that is furthest behind, so
-budgets stay equal and no slot idles at a loss's tail. Within a loss the order is: published point,
-Sobol points, repeated seeds, points chosen by the sampler, repeated seeds of the incumbent.
+budgets stay equal and no slot idles at a loss's tail. Within a loss the order is: published points,
+a few Sobol points, then Sobol points and the sampler's side by side (`order` says why), repeated
+seeds, repeated seeds of the incumbent.
 """
 
 from __future__ import annotations

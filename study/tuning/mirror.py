@@ -11,6 +11,7 @@ from optuna.trial import TrialState, create_trial
 
 from search_spaces.space import Space, Value
 from study.jobs import Job, Outcome
+from study.tuning.gaussian import DIVERGED
 
 _STATES = {"finished": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
 
@@ -66,5 +67,7 @@ class Mirror:
             # Samplers order stopped trials by the epoch they reached and their score there; the
             # epochs before are kept in the record alone.
             self._storage.set_trial_intermediate_value(trial_id, outcome.epochs, outcome.score)
+        if outcome.state == "diverged":
+            self._storage.set_trial_user_attr(trial_id, DIVERGED, True)
         values = None if state is TrialState.FAIL else [value]
         self._storage.set_trial_state_values(trial_id, state, values)

@@ -23,12 +23,15 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 
 from search_spaces.scale import from_unit
 from search_spaces.space import Space, Value
+from study.tuning.gaussian import MOST_POINTS, GaussianSampler
 from trainables.seeding import derive
 
+MOST_KNOBS = 12
+"""Knobs up to which `auto` is the Gaussian process: beyond, its lengths are guesses."""
 MOST_LEVELS = 10_000
 """Levels of a knob on a grid, at most."""
 
@@ -81,20 +84,27 @@ def _shuffled(axes: Sequence[Sequence[Value]], rng: np.random.Generator) -> list
 
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "tpe": {"multivariate": True, "constant_liar": True},
-    "gp": {"deterministic_objective": False},
+    "gp": {},
     "cmaes": {},
     "random": {},
 }
-_SAMPLERS = {
-    "tpe": "TPESampler",
-    "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
-    "random": "RandomSampler",
+_SAMPLERS: Mapping[str, type[BaseSampler]] = {
+    "tpe": TPESampler,
+    "gp": GaussianSampler,
+    "cmaes": CmaEsSampler,
+    "random": RandomSampler,
 }
 
 
+def sampler_name(name: str, space: Space, points: int) -> str:
+    """The sampler that a study file's word means for a space and a number of points."""
+    if name != "auto":
+        return name
+    return "gp" if len(space.distributions) <= MOST_KNOBS and points <= MOST_POINTS else "tpe"
+
+
 def make_sampler(name: str, *, seed: int, startup: int) -> BaseSampler:
-    """An Optuna sampler by the study file's name.
+    """A sampler by the study file's name: Optuna's, and a Gaussian process of our own.
 
     Args:
         startup: Points drawn at random before its model is used.
@@ -106,8 +116,7 @@ def make_sampler(name: str, *, seed: int, startup: int) -> BaseSampler:
         settings["n_startup_trials"] = startup
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler: BaseSampler = getattr(optuna.samplers, _SAMPLERS[name])(seed=seed, **settings)
-    return sampler
+        return _SAMPLERS[name](seed=seed, **settings)  # type: ignore[call-arg]
 
 
 def sampler_record(name: str, *, startup: int) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def sampler_record(name: str, *, startup: int) -> dict[str, Any]:
     record: dict[str, Any] = {"name": name, "optuna": optuna.__version__}
     if name not in _SAMPLERS:  # designs of our own: Sobol and grid
         return record
-    signature = inspect.signature(getattr(optuna.samplers, _SAMPLERS[name]))
+    signature = inspect.signature(_SAMPLERS[name])
     defaults = {k: p.default for k, p in signature.parameters.items() if k != "seed"}
     settings = {**defaults, **_SETTINGS[name]}
     if "n_startup_trials" in settings:

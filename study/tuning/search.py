@@ -15,21 +15,18 @@ from study.jobs import Job, Outcome, Progress, trial_key
 from study.plan import Plan
 from study.table import Origin
 from study.tuning.asha import Rungs
-from study.tuning.fidelity import FullLength
-from study.tuning.mirror import Mirror
+from study.tuning.choosing import Chooser
+from study.tuning.order import Counts, Order
+from study.tuning.outlook import Outlook
 from study.tuning.record import TOLD, Record, is_search, job_of, outcome_of
-from study.tuning.sampling import grid_points, make_sampler, sampler_record, sobol_point
+from study.tuning.sampling import sobol_point
 from trainables.seeding import derive
-
-_NEEDS_FULL_VALUES = ("gp", "cmaes")
 
 
 class LossSearch:
     """One loss of a study.
 
-    The sampler sees a mirror of the record in memory; those that cannot use stopped trials (GP,
-    CMA-ES) are shown a value corrected to full length. Learning curves are not held: memory does
-    not grow with the number of epochs.
+    Learning curves are not held: memory does not grow with the number of epochs.
 
     Args:
         plan: The study.
@@ -53,8 +50,11 @@ class LossSearch:
             grace=max(stop.grace_epochs, warmup + 1),
             reduction=stop.reduction,
         )
-        corrects = self._search.sampler in _NEEDS_FULL_VALUES
-        self._full = FullLength(self._rungs.milestones) if corrects else None
+        self._outlook = Outlook(
+            epochs=self._epochs if stop.enabled else 0,
+            grace=max(stop.grace_epochs, warmup + 1),
+            rungs=self._rungs.milestones,
+        )
         self._jobs: dict[str, Job] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._states: Counter[str] = Counter()
@@ -62,24 +62,25 @@ class LossSearch:
         self._asked: dict[Origin, int] = dict.fromkeys(("published", "sobol", "bayes"), 0)
         self._searched: list[Job] = []
         self._open_points = 0
+        self._scored = 0  # points of the search that reached full length
+        self._order = Order(plan, loss)
         self._best: Job | None = None
-        self._grid: list[dict[str, Value]] = []
         self._repeated: set[str] = set()
-        self._mirror = Mirror(self._space)
+        self._chooser = Chooser(plan, loss)
+        self._mirror = self._chooser.mirror
         self._numbers = 0
         for trial in record.trials(loss):
             self._replay(trial)
-        # The space-filling part is the start-up; a study without one still needs a few points.
-        self._startup = 0 if plan.sobol(loss, 0) >= 4 else 4
 
     def sampler_record(self) -> dict[str, Any]:
         """The sampler of this loss with every setting, its seed, and where trials are stopped."""
         return {
-            **sampler_record(self._search.sampler, startup=self._startup),
+            **self._chooser.record(),
             "seed": self._search.seed,
             "sobol": {"share": self._search.sobol_share, "scrambled": True},
             "repeats": self._search.repeats,
             "stopped_at": list(self._rungs.milestones),
+            "foretold_at": list(self._outlook.checks),
             "reduction": self._search.stop_early.reduction,
         }
 
@@ -95,14 +96,18 @@ class LossSearch:
         for i in range(len(self._plan.stages)):
             if self._asked["published"] < len(self._published):
                 return self._job("published", self._published[self._asked["published"]])
-            if self._asked["sobol"] < self._plan.sobol(self.loss, i):
+            sobol, chosen = self._asked["sobol"], self._asked["bayes"]
+            part = self._order.next_part(i, Counts(sobol, chosen), ended=self._scored)
+            if part == "sobol":
                 seed = self._search.seed
-                return self._job("sobol", sobol_point(self._space, self._asked["sobol"], seed=seed))
+                return self._job("sobol", sobol_point(self._space, sobol, seed=seed))
+            if part == "bayes":
+                return self._job("bayes", self._chooser.choose(chosen))
+            # Seed noise is needed by the analyses, not by the search: its repeats come last, and
+            # keep the slots busy while the stage's last points end.
             repeat = self._next_repeat(self._repeated_points())
             if repeat is not None:
                 return repeat
-            if self._asked["bayes"] < self._plan.chosen(self.loss, i):
-                return self._job("bayes", self._choose())
             if self._open_points:
                 return None  # the incumbent is known only when this stage has ended
             repeat = self._next_repeat(self._incumbent_of_stage(i))
@@ -153,18 +158,19 @@ class LossSearch:
 
     def report(self, job: Job, epoch: int, score: float) -> bool:
         """A score after an epoch; True when the trial should stop early."""
-        if self._full is not None and job.split != "test":
-            self._full.report(job.trial, epoch, score)
+        if job.split != "test":
+            self._outlook.report(job.trial, epoch, score)
         if not is_search(job) or epoch >= self._epochs:
             return False
         low = self._rungs.report(job.trial, epoch, score)
         # Only the sampler's own points may be stopped: the space-filling part and every repeat,
         # sweep and confirmation must reach full length for the analyses to be unbiased.
-        return low and job.origin == "bayes"
+        return job.origin == "bayes" and self._is_to_stop(job, epoch, low=low)
 
     def is_low(self, job: Job, epoch: int) -> bool:
         """Whether a score that was recorded before should have stopped the trial."""
-        return job.origin == "bayes" and self._rungs.is_low(job.trial, epoch)
+        low = self._rungs.is_low(job.trial, epoch)
+        return job.origin == "bayes" and self._is_to_stop(job, epoch, low=low)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A job ended."""
@@ -172,9 +178,10 @@ class LossSearch:
 
     def value_for_sampler(self, job: Job, outcome: Outcome) -> float | None:
         """What a sampler that ignores stopped trials is told of one; None: nothing special."""
-        if self._full is None or outcome.state != "stopped" or not is_search(job):
+        corrects = self._chooser.needs_full_values
+        if not corrects or outcome.state != "stopped" or not is_search(job):
             return None
-        return self._full.value(outcome)
+        return self._outlook.value(job.trial, outcome)
 
     def ended_jobs(self) -> list[Job]:
         """Every job of this loss that has ended."""
@@ -227,7 +234,9 @@ class LossSearch:
     def _job(self, origin: Origin, values: Mapping[str, Value], seed: int | None = None) -> Job:
         number = self._numbers
         if seed is None:
-            seed = derive(self._search.seed, "trial", self.loss, number) % 2**31
+            # By its place among its like: which part comes next may depend on the clock.
+            place = self._asked[origin]
+            seed = derive(self._search.seed, "trial", self.loss, origin, place) % 2**31
         return Job(
             trial=trial_key(self.loss, number),
             loss=self.loss,
@@ -237,31 +246,17 @@ class LossSearch:
             seed=seed,
         )
 
-    def _choose(self) -> dict[str, Value]:
-        """The sampler's next point. Only what is recorded and how many were asked matter."""
-        index = self._asked["bayes"]
-        seed = self._search.seed
-        if self._search.sampler == "grid":
-            return self._grid_points()[index]
-        sampler = make_sampler(
-            self._search.sampler,
-            seed=derive(seed, "sampler", self.loss, index) % 2**32,
-            startup=self._startup,
-        )
-        return self._mirror.ask(sampler)
-
-    def _grid_points(self) -> list[dict[str, Value]]:
-        if not self._grid:
-            totals = [self._plan.chosen(self.loss, i) for i in range(len(self._plan.stages))]
-            self._grid = grid_points(self._space, totals, seed=self._search.seed)
-        return self._grid
+    def _is_to_stop(self, job: Job, epoch: int, *, low: bool) -> bool:
+        """By the trial's rank at a rung, until enough learning curves tell what it will reach."""
+        best = self._outcomes[self._best.trial].score if self._best else -math.inf
+        hopeless = self._outlook.is_hopeless(job.trial, epoch, best)
+        return low if hopeless is None else hopeless
 
     def _repeated_points(self) -> list[Job]:
         """Points whose seeds are repeated before the sampler starts: published, some Sobol."""
         count = self._plan.repeated_sobol(self.loss)
-        first = self._searched[: len(self._published) + count]
-        published = [j for j in first if j.origin == "published"][:1]
-        return published + [j for j in first if j.origin == "sobol"]
+        published = [j for j in self._searched if j.origin == "published"][:1]
+        return published + [j for j in self._searched if j.origin == "sobol"][:count]
 
     def _incumbent_of_stage(self, stage: int) -> list[Job]:
         """The best finished point of the search up to the end of a stage."""
@@ -301,11 +296,11 @@ class LossSearch:
         self._outcomes[job.trial] = outcome
         self._states[outcome.state] += 1
         self._epochs_done += outcome.epochs
-        if self._full is not None:
-            self._full.ended(job.trial, outcome)
+        self._outlook.ended(job.trial, outcome)
         if not is_search(job):
             return
         self._open_points -= 1
+        self._scored += outcome.state == "finished"
         self._mirror.tell(job.trial, outcome, told)
         if outcome.state == "finished" and job.origin != "bayes":
             self._rungs.witness(job.trial, outcome.score)
@@ -324,8 +319,8 @@ class LossSearch:
         job, outcome = job_of(trial), outcome_of(trial)
         curve = trial.intermediate_values
         self.started(job, trial.system_attrs)
-        if self._full is not None and job.split != "test":
-            self._full.replay(job.trial, curve)
+        if job.split != "test":
+            self._outlook.replay(job.trial, curve)
         if is_search(job):
             self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
         if outcome is not None:

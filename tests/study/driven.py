@@ -222,11 +222,14 @@ def check_resumed(home: StudyHome, before: pd.DataFrame, marked: Sequence[str] =
 
 
 def check_suggestions(home: StudyHome) -> None:
-    """The points that an uninterrupted study asks for, in its order, whatever was killed."""
+    """The points that an uninterrupted study asks for, each part in its order, whatever was killed.
+
+    Which part comes next depends on how many trials had ended, so on the clock.
+    """
     plan = load_plan(home.directory)
     free = {"published", "sobol"}
     if plan.file.search.sampler == "random":
-        free.add("bayes")  # TPE's also depend on what was known when it was asked
+        free.add("bayes")  # others also depend on what was known when they were asked
     record = Record(home.directory, plan.spaces)
     with tempfile.TemporaryDirectory() as folder:
         ledger = open_ledger(plan, Path(folder))
@@ -234,8 +237,9 @@ def check_suggestions(home: StudyHome) -> None:
     for loss in plan.losses:
         asked = [job_of(trial) for trial in record.searched(loss)]
         assert len(asked) == plan.points(loss)
-        points = [job.values for job in asked if job.origin in free]
-        assert points == [j.values for j in whole if j.loss == loss and j.origin in free]
+        for origin in free:
+            points = [job.values for job in asked if job.origin == origin]
+            assert points == [j.values for j in whole if (j.loss, j.origin) == (loss, origin)]
 
 
 def check_machines(home: StudyHome) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_defaults_are_written_down(tmp_path: Path) -> None:
     file = read_study_file(write(tmp_path, GOOD))
-    assert file.search.sampler == "tpe"
+    assert file.search.sampler == "auto"
     assert file.search.sobol_share == 0.4
     assert file.protocol.objective == "map_at_r"
     assert list(file.losses) == ["proxy_anchor", "triplet"]
@@ -237,10 +239,43 @@ def test_a_point_becomes_settings_and_arguments() -> None:
     assert "alpha" not in vars(settings)
 
 
+def test_all_scores_of_a_search_are_the_mean_of_as_many_seeds() -> None:
+    """A repeat of one seed would vary more than the point it repeats."""
+    plan = plan_of({"search": {"seeds_per_point": 3}})
+    jobs = [
+        Job("t", "triplet", 0, origin, plan.example("triplet"), 0)
+        for origin in ("published", "sobol", "bayes", "repeat", "sweep")
+    ]
+    jobs.append(replace(jobs[0], origin="confirm", split="test"))
+    specs = [plan.trial_spec(job, cache_dir=Path("c"), checkpoint_dir="") for job in jobs]
+    assert [spec.replicas for spec in specs] == [3, 3, 3, 3, 3, 1]
+
+
 def test_plans_survive_the_disk(tmp_path: Path) -> None:
     plan = plan_of({}).extended(5)
     save_plan(plan, tmp_path)
     assert load_plan(tmp_path) == plan
+
+
+def test_a_plan_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could leave an empty file in the place of a good plan."""
+    done: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(f"on disk: {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        sync(descriptor)
+
+    def replaced(path: Path, target: Path) -> Path:
+        done.append("replaced")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    save_plan(plan_of({}), tmp_path)
+    assert done == ["on disk: .plan.json.new", "replaced", f"on disk: {tmp_path.name}"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"file": {}}', '{"file": {"name": "a"}}'])

@@ -18,6 +18,7 @@ from study.plan import Plan
 from study.requests import confirm_jobs, sweep_jobs
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record, job_of, outcome_of
+from study.tuning.sampling import sobol_point
 from tests.study.tuning_simulation import closeness, drive, make_plan, open_ledger
 
 
@@ -26,17 +27,47 @@ def optuna_study(directory: Path, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=storage)
 
 
-def test_a_loss_goes_published_sobol_repeats_chosen_incumbent(tmp_path: Path) -> None:
+def test_a_loss_goes_published_sobol_chosen_repeats_incumbent(tmp_path: Path) -> None:
     plan = make_plan(losses=["triplet"], search={"trials": 10, "repeats": 3})
     jobs = drive(open_ledger(plan, tmp_path), slots=1)
     origins = [job.origin for job in jobs]
     assert origins[0] == "published"
     assert origins[1:5] == ["sobol"] * 4
-    assert origins[5:9] == ["repeat"] * 4  # the published point and one Sobol point, twice each
-    assert origins[9:14] == ["bayes"] * 5
-    assert origins[14:] == ["repeat"] * 2
+    assert origins[5:10] == ["bayes"] * 5
+    assert origins[10:] == ["repeat"] * 6
+    repeated = [job.point for job in jobs[10:]]
+    # The published point and one Sobol point, twice each; at last the incumbent.
+    assert repeated[:4] == [jobs[0].point] * 2 + [jobs[1].point] * 2
+    assert repeated[4] == repeated[5]
     assert len(jobs) == plan.trials("triplet")
     assert len({job.trial for job in jobs}) == len(jobs)
+
+
+def test_the_sampler_starts_early_and_space_is_filled_beside_it(tmp_path: Path) -> None:
+    """At every moment the study has a good share of Sobol points, at its end the planned one."""
+    plan = make_plan(losses=["triplet"], search={"trials": 40, "repeats": 1})
+    first = drive(open_ledger(plan, tmp_path), slots=1)
+    more = drive(open_ledger(plan.extended(20), tmp_path), slots=1)
+    origins = [job.origin for job in first]
+    assert origins[:10] == ["published"] + ["sobol"] * 5 + ["bayes"] * 3 + ["sobol"]
+    assert Counter(origins) == {"published": 1, "sobol": 16, "bayes": 23}
+    for end in range(6, 40):
+        assert Counter(origins[:end])["sobol"] / end >= 1 / 3, end
+    assert [job.origin for job in more[:4]] == ["bayes"] * 3 + ["sobol"]
+    assert Counter(job.origin for job in more) == {"sobol": 8, "bayes": 12}
+    sobol = [job.values for job in [*first, *more] if job.origin == "sobol"]
+    space = plan.spaces["triplet"]
+    assert sobol == [sobol_point(space, i, seed=0) for i in range(24)]
+
+
+def test_a_slot_waits_for_the_incumbent_alone(tmp_path: Path) -> None:
+    """Repeats that are known keep slots busy while the last points of the search end."""
+    plan = make_plan(losses=["triplet"], search={"trials": 6, "repeats": 3})
+    ledger, jobs = open_ledger(plan, tmp_path), []
+    while (job := ledger.next_job()) is not None:
+        jobs.append(job)
+    assert Counter(job.origin for job in jobs)["repeat"] == 2
+    assert len(jobs) == 8
 
 
 def test_budgets_are_equal_and_losses_take_turns(tmp_path: Path) -> None:
@@ -79,6 +110,7 @@ def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> Non
     open_ledger(make_plan(losses=["triplet"], search=search), tmp_path)
     said = optuna_study(tmp_path, "triplet").user_attrs["sampler"]
     assert (said["name"], said["seed"], said["stopped_at"]) == (sampler, 3, [2, 4, 8])
+    assert said["foretold_at"] == [2, 3, 4, 6, 8]
     assert said["sobol"] == {"share": 0.4, "scrambled": True}
     assert ("n_startup_trials" in said) == (sampler in ("tpe", "gp", "cmaes"))
 
@@ -206,7 +238,8 @@ def test_extend_continues_sobol_and_ends_with_a_new_incumbent(tmp_path: Path) ->
 def test_tpe_sees_stopped_trials_with_the_epoch_they_reached(tmp_path: Path) -> None:
     """And after a resume it sees the same, though learning curves are not held in memory."""
     stop = {"grace_epochs": 1, "reduction": 2}
-    plan = make_plan(losses=["triplet"], search={"trials": 14, "stop_early": stop})
+    search = {"sampler": "tpe", "trials": 14, "stop_early": stop}
+    plan = make_plan(losses=["triplet"], search=search)
     ledger = open_ledger(plan, tmp_path)
     drive(ledger, slots=1)
     stopped = {

@@ -8,7 +8,13 @@ import pytest
 from search_spaces import get_space
 from search_spaces.scale import to_unit
 from search_spaces.space import Choice, Float, Int, Knob, Space
-from study.tuning.sampling import grid_points, make_sampler, sobol_point
+from study.tuning.sampling import (
+    MOST_KNOBS,
+    grid_points,
+    make_sampler,
+    sampler_name,
+    sobol_point,
+)
 
 SPACE = Space(
     loss="x",
@@ -71,6 +77,17 @@ def test_samplers_by_name() -> None:
         assert make_sampler(name, seed=0, startup=4) is not None
     with pytest.raises(ValueError, match="tpe, gp, cmaes, random"):
         make_sampler("bayes", seed=0, startup=4)
+
+
+def test_auto_is_the_gaussian_process_while_it_is_cheap_and_knows_enough() -> None:
+    many = Space(
+        loss="x",
+        paper="",
+        scientific={f"k{i}": Knob(Float(0.0, 1.0), "k", "") for i in range(MOST_KNOBS + 1)},
+    )
+    assert sampler_name("auto", SPACE, 60) == "gp"
+    assert sampler_name("auto", SPACE, 5000) == sampler_name("auto", many, 60) == "tpe"
+    assert sampler_name("cmaes", SPACE, 60) == "cmaes"
 
 
 def test_every_space_gives_valid_sobol_points() -> None:

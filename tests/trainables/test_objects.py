@@ -23,6 +23,7 @@ from trainables.checkpoints import (
     save_checkpoint,
 )
 from trainables.data import load_dataset
+from trainables.data.array_files import holds_features
 from trainables.data.fetch import fetched
 
 BUCKET = "images"
@@ -191,3 +192,20 @@ def test_a_data_set_can_be_one_object_on_s3(tmp_path: Path) -> None:
     far = load_dataset("arrays", cache_dir=tmp_path / "b", path=f"s3://{BUCKET}/sets/f.npz")
     assert far.fingerprint == near.fingerprint
     assert np.array_equal(far.train.items, near.train.items)
+
+
+def test_features_on_s3_are_known_without_fetching_them(tmp_path: Path) -> None:
+    """By a few kilobytes of the file, whatever its size."""
+    features, images = np.ones((300, 700), np.float32), np.ones((300, 700, 3), np.uint8)
+    np.savez(tmp_path / "f.npz", features=features, labels=np.arange(300))
+    np.savez(tmp_path / "i.npz", images=images, labels=np.arange(300))
+    np.save(tmp_path / "f.npy", features)
+    np.save(tmp_path / "i.npy", images)
+    for path in tmp_path.iterdir():
+        put(f"s3://{BUCKET}/sets/{path.name}", path.read_bytes())
+        assert holds_features(f"s3://{BUCKET}/sets/{path.name}") == (path.stem == "f"), path.name
+        assert holds_features(str(path)) == (path.stem == "f"), path.name
+    assert not holds_features(f"s3://{BUCKET}/sets/none.npz")
+    with objects.opened(f"s3://{BUCKET}/sets/f.npz") as file:
+        assert file.read(2) == b"PK"
+        assert file.raw._at <= objects.READ_BYTES  # type: ignore[attr-defined]

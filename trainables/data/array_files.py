@@ -6,11 +6,13 @@ import hashlib
 import zlib
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainables import objects
 
 ENCODED = ("webp", "jpeg", "png", "pictures")
 PAYLOADS = ("images", "features", *ENCODED)
@@ -20,18 +22,31 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def holds_features(path: str) -> bool:
-    """Whether a file holds features instead of images; its numbers are not read.
+    """Whether a file, here or on S3, holds features instead of images; its numbers are not read.
 
     False for a file that cannot be read: reading it will say why.
     """
-    file = Path(path).expanduser()
     try:
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as content:
-                return "features" in content.files
-        return bool(np.load(file, allow_pickle=False, mmap_mode="r").ndim == 2)
+        with _opened(path) as file:
+            if path.endswith(".npz"):
+                with np.load(file, allow_pickle=False) as content:
+                    return "features" in content.files
+            return len(_shape(file)) == 2
     except UNREADABLE:
         return False
+
+
+def _opened(path: str) -> BinaryIO:
+    return objects.opened(path) if objects.is_object(path) else Path(path).expanduser().open("rb")
+
+
+def _shape(file: BinaryIO) -> tuple[int, ...]:
+    """The shape that the head of a .npy names."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    return tuple(read(file)[0])
 
 
 def load_arrays(file: Path, labels: Path | None) -> Arrays:

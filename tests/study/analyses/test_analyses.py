@@ -63,6 +63,19 @@ def test_seed_noise_is_the_spread_of_repeats_and_covers_the_truth() -> None:
     assert not seed_noise(single).measured
 
 
+def test_seeds_inside_trials_give_the_noise_of_their_mean() -> None:
+    """Not that of one seed: scores are means, and so is what they are compared with."""
+    rng, sigma, seeds = np.random.default_rng(0), 0.01, 4
+    problem = Problem(unit_space("a", ["x"]), additive([0.2]), noise=0.0)
+    table = make_table([problem], Plan(trials=40, repeats=1, stop=False))
+    inside = [float(np.std(sigma * rng.standard_normal(seeds), ddof=1)) for _ in range(40)]
+    trials = table.trials[table.trials["origin"] != "published"].assign(score_std=inside)
+    several = replace(table, trials=trials, protocol={**table.protocol, "seeds_per_point": seeds})
+    noise = seed_noise(several)
+    assert (noise.source, noise.freedom) == ("seeds inside trials", 120)
+    assert noise.low < sigma / 2 < noise.high < sigma
+
+
 def test_the_same_seed_again_is_no_repeat() -> None:
     problem = Problem(unit_space("a", ["x"]), additive([0.2]), noise=0.01)
     table = make_table([problem], Plan(trials=8, repeats=3))
