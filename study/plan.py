@@ -1,7 +1,7 @@
-"""From a study file to what will be run: losses, spaces, stages, trial specs.
+"""What will be run: losses, spaces, stages, trial specs.
 
-A plan is checked against everything the three packages know, and holds all that a study needs to
-go on later: it is written to the study's directory once and read back by every other command.
+A plan is made by `planning` and holds all that a study needs to go on later: it is written to the
+study's directory once and read back by every other command.
 """
 
 from __future__ import annotations
@@ -9,28 +9,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-
-from search_spaces import extra_knob, get_space
-from search_spaces.space import Knob, Space, Value
-from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
-from study.errors import StudyError, nearest
-from study.file import Range, StudyFile
+from search_spaces.space import Space, Value
+from study.errors import StudyError
+from study.file import StudyFile
 from study.jobs import Job
 from study.read_file import parse_study
 from study.tracking.redaction import redact
-from trainables.data.array_files import holds_features
 from trainables.settings import Settings, TrialSpec, settings_from
 
 PLAN_FILE = "plan.json"
@@ -188,23 +177,6 @@ class Plan:
         )
 
 
-def build_plan(file: StudyFile) -> Plan:
-    """Check a study file against the known losses, knobs and ranges.
-
-    Raises:
-        StudyError: The first thing that is wrong, in one line.
-    """
-    from study.corners import check_values
-
-    still = _without_effect(file)
-    spaces = {loss: _space(loss, file, still) for loss in file.losses}
-    stages = (Stage(file.search.trials),)
-    plan = Plan(file=file, spaces=spaces, stages=stages, study_id=secrets.token_hex(8))
-    for loss in plan.losses:
-        check_values(plan, loss)
-    return plan
-
-
 def save_plan(plan: Plan, directory: Path) -> None:
     """Write the plan to the study's directory, replacing an older one atomically.
 
@@ -244,122 +216,3 @@ def load_plan(directory: Path) -> Plan:
         raise StudyError(f"{directory} holds no study (no {PLAN_FILE})") from None
     except (StudyError, ValueError, KeyError, TypeError, OSError) as error:
         raise StudyError(f"{path} is damaged: {error}") from None
-
-
-def _space(loss: str, file: StudyFile, still: Mapping[str, Value]) -> Space:
-    """The loss's space with the study file's changes; `still` are knobs without effect."""
-    from trainables.losses import loss_knobs, pml
-
-    section = file.losses[loss]
-    try:
-        base = get_space(loss, variant=section.space)
-        own = loss_knobs(loss)
-        if loss.startswith(pml.PREFIX) and pml.has_proxies(loss):
-            base = replace(base, nuisance=PROXY_RATES)
-    except ValueError as error:
-        raise StudyError(f"losses: {error}") from None
-    known = {*own, *TRAINING_KNOBS, *_setting_names()}
-    for knob in (*section.search, *section.fixed):
-        if knob not in known:
-            raise StudyError(f"losses.{loss}: unknown knob {knob!r}; {nearest(knob, known)}")
-    for knob in file.training:
-        if knob not in _setting_names():
-            raise StudyError(f"training: unknown knob {knob!r}; {nearest(knob, _setting_names())}")
-    both = sorted(set(section.search) & set(section.fixed))
-    if both:
-        raise StudyError(f"losses.{loss}: {', '.join(both)} cannot be both searched and fixed")
-    # What is true of all losses yields to what a ready-made space says of this one.
-    said = {*base.searched, *base.fixed} if section.space else set()
-    for_all = {k: r for k, r in file.searched_for_all.items() if k not in said}
-    ranges = {k: r for k, r in {**for_all, **section.search}.items() if k not in section.fixed}
-    if "epochs" in ranges:
-        raise StudyError(
-            f"losses.{loss}: epochs cannot be searched, because trials of different length cannot "
-            "be compared; give one value"
-        )
-    if dead := [k for k in ranges if k in still]:
-        raise StudyError(
-            f"losses.{loss}: {dead[0]} is searched but changes nothing, because {_why(file)}"
-        )
-    conditions = {k: v for k, v in file.conditions.items() if k not in said}
-    given = {**conditions, **section.fixed}
-    if dead := [k for k in still if k in given and given[k] != still[k]]:
-        raise StudyError(
-            f"losses.{loss}: {dead[0]} is set to {given[dead[0]]} but changes nothing, because "
-            f"{_why(file)}"
-        )
-    fixed = {**conditions, **{k: v for k, v in still.items() if k in base.searched}}
-    fixed = {k: v for k, v in {**fixed, **section.fixed}.items() if k not in ranges}
-    whole = {*_whole_settings(), *(k for k, info in own.items() if info.type is int)}
-    hints = {k: info for k in ranges if (info := _known_knob(loss, k, base)) is not None}
-    if unknown := [k for k, r in ranges.items() if r is None and k not in hints]:
-        raise StudyError(f"losses.{loss}: no range of {unknown[0]} is known; give one")
-    search = {
-        k: hints[k].distribution if r is None else _distribution(k, r, whole=k in whole)
-        for k, r in ranges.items()
-    }
-    # A knob that authors did not mention was at its default: so are the published points.
-    defaults = {**vars(Settings()), **{k: info.default for k, info in own.items()}}
-    silent = {k: defaults[k] for k in search if k not in base.searched and defaults[k] is not None}
-    try:
-        base = replace(base, fixed={**silent, **base.fixed})
-        space = base.with_changes(search=search, fixed=fixed, hints=hints)
-    except ValueError as error:
-        raise StudyError(f"losses.{loss}: {error}") from None
-    if not space.searched:
-        raise StudyError(f"losses.{loss}: every knob is fixed, so there is nothing to search")
-    return space
-
-
-def _known_knob(loss: str, knob: str, base: Space) -> Knob | None:
-    """What we know of a knob: its range, symbol and reason."""
-    return base.searched.get(knob) or extra_knob(loss, knob) or TRAINING_KNOBS.get(knob)
-
-
-def _without_effect(file: StudyFile) -> dict[str, Value]:
-    """Knobs of a backbone that does not train, with a value to fix them at."""
-    on_features = _on_features(file)
-    if not (file.backbone.frozen or on_features):
-        return {}
-    still: dict[str, Value] = {
-        "backbone_lr": 0.0,
-        "warmup_epochs": 0,
-        "bn_freeze": "none",
-        "augment": "none",
-    }
-    return {**still, "pooling": "avg"} if on_features else still
-
-
-def _on_features(file: StudyFile) -> bool:
-    if file.backbone.name == "none":
-        return True
-    return file.data.name == "arrays" and holds_features(str(file.data.options.get("path", "")))
-
-
-def _why(file: StudyFile) -> str:
-    return "the data are features" if _on_features(file) else "the backbone is frozen"
-
-
-def _distribution(knob: str, given: Range, *, whole: bool) -> BaseDistribution:
-    """Optuna's distribution of a range; whole numbers stay whole where the knob is one."""
-    if given.choices is not None:
-        return CategoricalDistribution(given.choices)
-    assert given.low is not None
-    assert given.high is not None
-    if given.integer or whole:
-        step = 1 if given.step is None else given.step
-        if any(number != int(number) for number in (given.low, given.high, step)):
-            steps = "" if given.step is None else f" in steps of {given.step:g}"
-            raise StudyError(
-                f"`{knob}` is a whole number, but its range is {given.low:g}..{given.high:g}{steps}"
-            )
-        return IntDistribution(int(given.low), int(given.high), given.log, int(step))
-    return FloatDistribution(given.low, given.high, given.log, given.step)
-
-
-def _whole_settings() -> list[str]:
-    return [k for k, known in Settings.__dataclass_fields__.items() if known.type in (int, "int")]
-
-
-def _setting_names() -> Sequence[str]:
-    return tuple(Settings.__dataclass_fields__)

@@ -27,7 +27,7 @@ def run_file(
 
     Doing so again follows the study that runs, or goes on with one that was interrupted.
     """
-    from study.plan import build_plan
+    from study.planning import build_plan
     from study.read_file import merged_text, read_study_file, refuse_relative_paths
 
     refuse_relative_paths(file, overrides)

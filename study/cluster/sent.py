@@ -28,7 +28,7 @@ def completed(content: str, folder: Path) -> Sent:
     Raises:
         StudyError: It is not valid here.
     """
-    from study.plan import build_plan
+    from study.planning import build_plan
     from study.read_file import merged_text, read_study_file
 
     with tempfile.TemporaryDirectory(dir=folder) as private:

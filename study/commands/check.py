@@ -23,7 +23,7 @@ def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_
     from study.cost import estimate
     from study.display import open_display
     from study.home import cache_dir
-    from study.plan import build_plan
+    from study.planning import build_plan
     from study.read_file import read_study_file
     from study.tracking.probe import check_store
 

@@ -42,7 +42,7 @@ def command(
         refuse_local(root=root, address=address)
         return run_file(cluster, file, overrides, report=report, detach=detach)
     from study.home import new_study
-    from study.plan import build_plan
+    from study.planning import build_plan
     from study.read_file import read_study_file
     from study.running import begin, execute
 

@@ -22,7 +22,8 @@ EPOCHS = 3
 def ours(trials: int, *, pause_ms: int, slots: int) -> dict[str, float]:
     """Wall clock of a study of trivial trials, without Ray's own start."""
     from study.home import StudyHome
-    from study.plan import build_plan, load_plan, save_plan
+    from study.plan import load_plan, save_plan
+    from study.planning import build_plan
     from study.read_file import parse_study
     from study.tuning.run import run
     from tests.benchmarks.trivial import TrivialTrial

@@ -36,7 +36,7 @@ def curve(point: tuple[float, ...], seed: int = 0) -> list[float]:
     """The learning curve of one point; shorter where training diverged."""
     from study.home import cache_dir
     from study.jobs import Job
-    from study.plan import build_plan
+    from study.planning import build_plan
     from study.read_file import parse_study
     from trainables.replica import DivergedError
     from trainables.training import Training

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 
 from search_spaces.scale import to_unit
-from study.plan import Plan, build_plan
+from study.plan import Plan
+from study.planning import build_plan
 from study.read_file import parse_study
 from tests.benchmarks.record_trials import EPOCHS, LEVELS, SEEDS_TABLE, TABLE
 

@@ -26,7 +26,8 @@ import psutil
 import ray
 
 from study.home import StudyHome
-from study.plan import build_plan, load_plan, save_plan
+from study.plan import load_plan, save_plan
+from study.planning import build_plan
 from study.read_file import read_study_file
 from study.tracking.server import free_port
 from study.tuning.board import ClusterBoard, Wish

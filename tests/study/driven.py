@@ -21,7 +21,8 @@ from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import TrialState
 
 from study.home import StudyHome
-from study.plan import build_plan, load_plan, save_plan
+from study.plan import load_plan, save_plan
+from study.planning import build_plan
 from study.read_file import parse_study
 from study.tracking.reader import read_table
 from study.tuning.record import Record, job_of, outcome_of

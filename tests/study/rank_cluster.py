@@ -25,7 +25,8 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 from study.home import StudyHome
-from study.plan import build_plan, load_plan, save_plan
+from study.plan import load_plan, save_plan
+from study.planning import build_plan
 from study.read_file import read_study_file
 from study.tuning.run import run
 from tests.study.driven import ended_trials, launch, write_study

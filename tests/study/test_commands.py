@@ -23,7 +23,8 @@ from study.analyses.lint import lint_spaces
 from study.checks import describe_data, open_data
 from study.home import create_study, new_study
 from study.main import main
-from study.plan import build_plan, load_plan
+from study.plan import load_plan
+from study.planning import build_plan
 from study.read_file import parse_study, read_study_file
 from study.running import begin
 from study.tuning.describing import protocol_record
@@ -417,7 +418,8 @@ def test_trials_from_elsewhere_become_a_study(study: Any, tmp_path: Path) -> Non
 
 def saved_plan(uri: str | None, name: str = "s") -> Path:
     from study.home import studies_root
-    from study.plan import build_plan, save_plan
+    from study.plan import save_plan
+    from study.planning import build_plan
     from study.read_file import read_study_file
 
     content = changed(name=name, tracking={"uri": uri})

@@ -145,7 +145,8 @@ def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
             import ray
             from ray.cluster_utils import Cluster
             from study.home import StudyHome
-            from study.plan import build_plan, load_plan, save_plan
+            from study.plan import load_plan, save_plan
+            from study.planning import build_plan
             from study.read_file import read_study_file
             from study.tuning.run import run
             from tests.study.driven import ended_trials

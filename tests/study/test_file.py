@@ -14,7 +14,8 @@ from search_spaces import EXTRA, TRAINING_KNOBS, get_space
 from search_spaces.space import Space
 from study.errors import StudyError
 from study.jobs import Job
-from study.plan import Plan, build_plan, load_plan, save_plan
+from study.plan import Plan, load_plan, save_plan
+from study.planning import build_plan
 from study.read_file import parse_study, read_study_file
 from trainables.settings import TrialSpec
 

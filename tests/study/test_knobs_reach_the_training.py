@@ -15,7 +15,8 @@ from search_spaces import SPACES, get_space
 from search_spaces.scale import from_unit, to_unit
 from search_spaces.space import Space, Value
 from search_spaces.training import TRAINING_KNOBS
-from study.plan import Plan, build_plan
+from study.plan import Plan
+from study.planning import build_plan
 from study.read_file import parse_study
 from trainables.losses import LOSSES, build_loss, loss_knobs, reseed
 from trainables.model import EmbeddingModel

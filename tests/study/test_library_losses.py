@@ -9,7 +9,8 @@ import pytest
 
 from study.errors import StudyError
 from study.jobs import Job
-from study.plan import Plan, build_plan
+from study.plan import Plan
+from study.planning import build_plan
 from study.read_file import parse_study
 from tests.study.driven import write_features
 from trainables.training import Training

@@ -25,7 +25,8 @@ from study.cluster.places import CHECKPOINTS_VARIABLE, MLFLOW_PORT, TRACKING_VAR
 from study.errors import StudyError
 from study.folders import cache_dir, cache_of_each_host
 from study.main import main
-from study.plan import build_plan, load_plan, save_plan
+from study.plan import load_plan, save_plan
+from study.planning import build_plan
 from study.read_file import read_study_file
 from tests.study.tuning_simulation import drive, make_plan, open_ledger
 from trainables.hosts import of_this_host

@@ -11,7 +11,7 @@ import yaml
 from study.cluster.files import onprem_file
 from study.errors import StudyError
 from study.file import ResourcesSection
-from study.plan import build_plan
+from study.planning import build_plan
 from study.read_file import parse_study
 from study.tuning.growth import nodes_that_may_come
 from study.tuning.placement import check_room, fitting, placement

@@ -9,7 +9,8 @@ from typing import Any
 
 from search_spaces.space import Value
 from study.jobs import Job, Outcome
-from study.plan import Plan, build_plan
+from study.plan import Plan
+from study.planning import build_plan
 from study.read_file import parse_study
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record
