@@ -91,7 +91,8 @@ class GaussianSampler(BaseSampler):
         leaders = model.units[np.argsort(-model.believed, kind="stable")[:LEADERS]]
         near = [self._around(point, step) for point in leaders for step in STEPS]
         pool = np.concatenate([self._rng.random((ANYWHERE, len(space))), *near])
-        best, most = leaders[0], -np.inf
+        best: Array = leaders[0]
+        most = -np.inf
         for step in (None, *REFINEMENTS):
             tried = _snapped(pool if step is None else self._around(best, step), space)
             gains = model.log_improvement(tried)

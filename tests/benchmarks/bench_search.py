@@ -180,7 +180,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     if options.only:  # the others stay as they were measured
         found = json.loads((RESULTS / "search.json").read_text(encoding="utf-8"))["problems"]
-    for problem in (*tables, *KNOWN):
+    problems: list[Problem] = [*tables, *KNOWN]
+    for problem in problems:
         if options.only not in (None, problem.name if problem in tables else "known"):
             continue
         seeds = 2 if options.quick else 10 if problem in tables else 5

@@ -43,10 +43,17 @@ class Training:
 class Problem(Protocol):
     """Something to search."""
 
-    name: str
-    epochs: int
-    noise: float
-    """Deviation between seeds."""
+    @property
+    def name(self) -> str:
+        """What it is called in the results."""
+
+    @property
+    def epochs(self) -> int:
+        """Length of a full trial."""
+
+    @property
+    def noise(self) -> float:
+        """Deviation between seeds."""
 
     @property
     def section(self) -> dict[str, Any]:

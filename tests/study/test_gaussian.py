@@ -30,7 +30,8 @@ SPACE = {
 def score(values: dict[str, Any]) -> float:
     """Best at 1e-3, 0.3, 4 and b; the rate matters most."""
     rate = float(to_unit(SPACE["rate"], [values["rate"]])[0])
-    off = 4 * (rate - 0.5) ** 2 + (values["margin"] - 0.3) ** 2 + 0.01 * (values["size"] - 4) ** 2
+    margin, size = float(values["margin"]), int(values["size"])
+    off = 4 * (rate - 0.5) ** 2 + (margin - 0.3) ** 2 + 0.01 * (size - 4) ** 2
     return 1.0 - off - (0.0 if values["kind"] == "b" else 0.2)
 
 
