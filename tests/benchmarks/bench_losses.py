@@ -280,7 +280,7 @@ def run(
             if name in proxy or n_classes == sizes[0]:
                 rows.append(time_loss(name, n_classes, seconds=seconds, rounds=rounds))
                 show(rows[-1:], columns, header=False)
-    print("\nThe plug-in (mu = 1) beside its host on equally large sets\n")
+    print("\nThe plug-in (mu = 1) beside its host: on sets as large as it makes them, and alone\n")
     middle = sizes[min(1, len(sizes) - 1)]
     plugin = [time_synthesis(n, middle, seconds=seconds, rounds=rounds) for n in proxy]
     show(plugin, ("loss", "classes", "plugin_ms", "plugin_over_same_sizes", "plugin_over_host"))
@@ -329,6 +329,7 @@ def summary(
         "largest_plugin_over_same_sizes": max(
             (row["plugin_over_same_sizes"] for row in plugin), default=0
         ),
+        "largest_plugin_over_host": max((row["plugin_over_host"] for row in plugin), default=0),
     }
     print()
     for key, value in figures.items():

@@ -31,6 +31,7 @@ from trainables.losses.blocks import (
     own_similarities_fit,
     write_gradient,
 )
+from trainables.losses.samples import Between, Mixture
 
 
 def anchor_scores(
@@ -40,20 +41,23 @@ def anchor_scores(
     *,
     alpha: float,
     delta: float,
+    between: Between | None = None,
     budget: Budget | None = None,
     reducer: Reducer = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """(push, positive): sum_p log(1 + sum_{x not of p} exp(alpha (s + delta))), and s(x, p_y).
 
-    `push` is a scalar, `positive` a vector over the batch; differentiable once with respect to
+    `push` is a scalar, `positive` a vector over the batch and the samples `between` it, that
+    follow it and whose labels `labels` has too; differentiable once with respect to
     the embeddings and every segment's proxies, (classes, dim).
     """
     options = _Options(alpha, delta, budget or Budget(), reducer)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
+    factor = None if between is None else between.factor
     with full_precision(embeddings):
         push, positive = _AnchorScores.apply(  # type: ignore[no-untyped-call]
-            embeddings, labels, options, firsts, *proxies
+            embeddings, between, factor, labels, options, firsts, *proxies
         )
     return push, positive
 
@@ -71,6 +75,8 @@ class _AnchorScores(torch.autograd.Function):
     def forward(
         ctx: Any,
         embeddings: Tensor,
+        between: Between | None,
+        factor: Tensor | None,
         labels: Tensor,
         options: _Options,
         firsts: list[int],
@@ -82,15 +88,16 @@ class _AnchorScores(torch.autograd.Function):
         x = embeddings.to(dtype)
         inverse_x = inverse_norms(x)
         x = x * inverse_x[:, None]
-        keep = own_similarities_fit(segments, len(x), size, options.budget)
-        push, positive = x.new_zeros(()), torch.zeros_like(inverse_x)
+        samples = Mixture(x, between)
+        keep = own_similarities_fit(segments, samples.rows, size, options.budget)
+        push, positive = x.new_zeros(()), x.new_zeros(samples.rows)
         blocks = cut(
             segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
         )
         kept, per_proxy = [], []
         for block, p in iterate(blocks, proxies, dtype):
             inverse_p = inverse_norms(p)
-            cosines = (x @ p.T).mul_(inverse_p)
+            cosines = samples.similarities_(x.new_empty(samples.rows, len(p)), p, inverse_p)
             positive[block.rows] = cosines[block.rows, block.columns]
             per_proxy.append(_soft_maximum(cosines, block, options))
             push += per_proxy[-1].sum()
@@ -99,40 +106,45 @@ class _AnchorScores(torch.autograd.Function):
         options.reducer.sum_(positive)
         ctx.save_for_backward(x, inverse_x, *proxies)
         ctx.blocks, ctx.kept, ctx.per_proxy, ctx.options = blocks, kept, per_proxy, options
-        ctx.input_dtype = embeddings.dtype
+        ctx.input_dtype, ctx.between = embeddings.dtype, between
         return push, positive
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, inverse_x, *proxies = ctx.saved_tensors
         options: _Options = ctx.options
+        samples = Mixture(x, ctx.between)
         grad_push, grad_positive = (g.to(x.dtype) for g in grads)
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[6:]
         grad_proxies = [
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
-        grad_x = torch.zeros_like(x)
+        grad_x, grad_factor = torch.zeros_like(x), samples.new_gradient()
         with full_precision(x):
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 cosines, inverse_p = ctx.kept[number]
                 # Kept cosines are used up; a second backward computes them again.
                 ctx.kept[number] = (None, inverse_p)
                 if cosines is None:
-                    cosines = (x @ p.T).mul_(inverse_p)
+                    room = x.new_empty(samples.rows, len(p))
+                    cosines = samples.similarities_(room, p, inverse_p)
                 g = _exp(cosines, options, ctx.per_proxy[number])
                 g.mul_(grad_push * options.alpha)
                 g[block.rows, block.columns] = grad_positive[block.rows]
                 # A normalised proxy moves only sideways: subtract its share along itself.
                 along = cosines.mul_(g).sum(dim=0).mul_(inverse_p).mul_(inverse_p)
-                g.mul_(inverse_p)
+                samples.add_factors_(grad_factor, cosines, 1.0)
+                g = samples.back_(g.mul_(inverse_p))
                 grad_x.addmm_(g, p)
                 grad = grad_proxies[block.segment]
                 out = None if grad is None else grad[block.start : block.stop]
                 write_gradient(out, g, x, p, along)
         options.reducer.sum_(grad_x)
+        if grad_factor is not None:
+            options.reducer.sum_(grad_factor)
         along_x = (grad_x * x).sum(dim=1, keepdim=True)
         grad_x.addcmul_(x, along_x, value=-1.0).mul_(inverse_x[:, None])
-        return grad_x.to(ctx.input_dtype), None, None, None, *grad_proxies
+        return grad_x.to(ctx.input_dtype), None, grad_factor, None, None, None, *grad_proxies
 
 
 # alpha times the largest |s + delta|: up to here nothing over- or underflows in float32.

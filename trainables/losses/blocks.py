@@ -78,6 +78,23 @@ class Budget:
     block_bytes: int = 0
 
 
+class Rooms:
+    """Memory for the numbers of one block, used again for the next.
+
+    A new block of memory costs more than what is written to it.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Tensor] = {}
+
+    def like(self, name: str, model: Tensor) -> Tensor:
+        """The room of this name, with the model's shape and strides; what it holds is anyone's."""
+        room = self._rooms.get(name)
+        if room is None or room.shape != model.shape:
+            room = self._rooms[name] = torch.empty_like(model)
+        return room
+
+
 class Block(NamedTuple):
     """Consecutive rows of one segment, and the samples whose own class is among them.
 
@@ -139,16 +156,17 @@ def cut(
 
 def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
     per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
-    # Measured: a block of a core's cache, four of them where a class has several proxies and
-    # narrower products would cost more than the cache saves. A GPU wants few large kernels.
-    cpu_bytes = 2**20 if proxies.dim() == 2 else 4 * 2**20
-    block_bytes = budget.block_bytes or (cpu_bytes if proxies.device.type == "cpu" else 2**26)
+    # Measured: what two cores' caches hold. A GPU wants few large kernels.
+    block_bytes = budget.block_bytes or (2**20 if proxies.device.type == "cpu" else 2**26)
     return max(1, block_bytes // max(per_class, 1))
 
 
-def inverse_norms(vectors: Tensor) -> Tensor:
-    """1 / length of each row; 0 for a zero vector, which then has no direction and no gradient."""
-    norms = _norms(vectors)
+def inverse_norms(vectors: Tensor, squares: Tensor | None = None) -> Tensor:
+    """1 / length of each row; 0 for a zero vector, which then has no direction and no gradient.
+
+    Who has the squared lengths at hand saves reading the vectors.
+    """
+    norms = _norms(vectors, squares)
     # A zero vector has the gradient zero: it is a constant to the choice, so 1 / 0 stays out.
     tiny = torch.finfo(norms.dtype).tiny
     inverse: Tensor = norms.masked_fill(norms < tiny, torch.inf).reciprocal()
@@ -164,13 +182,13 @@ def unit_rows(vectors: Tensor) -> Tensor:
     return vectors * inverse_norms(vectors)[..., None]
 
 
-def _norms(vectors: Tensor) -> Tensor:
+def _norms(vectors: Tensor, squares: Tensor | None = None) -> Tensor:
     """Lengths of rows, also where their float32 squares leave the range (1e19 or 1e-19)."""
     if vectors.dtype == torch.float32 and vectors.device.type != "cpu":
         # In float64 nothing leaves the range, and nobody waits for the device to say so.
         wide_norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
         return wide_norms.to(torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    norms = torch.linalg.vector_norm(vectors, dim=-1) if squares is None else squares.sqrt()
     info = torch.finfo(norms.dtype)
     low, high = (info.tiny / info.eps**2) ** 0.5, (info.max * info.eps) ** 0.5
     if bool(((norms.detach() > low) & (norms.detach() < high)).all()):

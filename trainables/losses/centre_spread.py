@@ -21,39 +21,38 @@ def inner_products(centres: Tensor) -> Tensor:
     return torch.bmm(centres, centres.transpose(1, 2))
 
 
-def spread_sum(products: Tensor) -> Tensor:
-    """Sum of the distances over all classes and pairs t < s, from `inner_products`."""
-    cosines, _ = _cosines(products)
-    distances = _distances(cosines)
+def spread_sum(products: Tensor, inverse: Tensor) -> Tensor:
+    """Sum of the distances over all classes and pairs t < s, from `inner_products`.
+
+    `inverse` are 1 / norms of the centres, (classes, K).
+    """
+    distances = _squared_distances(_cosines(products, inverse)).sqrt_()
     distances.diagonal(dim1=1, dim2=2).zero_()
     return distances.sum() / 2.0
 
 
 def add_spread_gradient(
-    out: Tensor, centres: Tensor, products: Tensor, factor: Tensor, less: Tensor
+    out: Tensor, centres: Tensor, products: Tensor, inverse: Tensor, factor: Tensor, less: Tensor
 ) -> None:
     """Add `factor` times the gradient of `spread_sum` to `out`, and subtract less * centres.
 
     `out` and `centres` are (classes, K, dim), `less` is (classes, K): what a caller has to take
     off along each centre anyway costs nothing as part of the same product.
     """
-    cosines, inverse = _cosines(products)
-    slopes = _distances(cosines).reciprocal_().neg_()
+    cosines = _cosines(products, inverse)
+    slopes = _squared_distances(cosines).rsqrt_().neg_()
     slopes.diagonal(dim1=1, dim2=2).zero_()
     # A normalised centre moves only sideways: subtract its share along itself.
-    along = (slopes * cosines).sum(dim=2)
+    along = cosines.mul_(slopes).sum(dim=2)
     slopes.diagonal(dim1=1, dim2=2).sub_(along)
-    slopes.mul_(inverse[:, :, None]).mul_(inverse[:, None, :]).mul_(factor)
+    slopes.mul_(inverse[:, :, None] * factor).mul_(inverse[:, None, :])
     slopes.diagonal(dim1=1, dim2=2).sub_(less)
     out.baddbmm_(slopes, centres)
 
 
-def _cosines(products: Tensor) -> tuple[Tensor, Tensor]:
-    squares = products.diagonal(dim1=1, dim2=2)
-    present = squares > 0
-    inverse = torch.where(present, torch.where(present, squares, 1.0).rsqrt(), 0.0)
-    return products * inverse[:, :, None] * inverse[:, None, :], inverse
+def _cosines(products: Tensor, inverse: Tensor) -> Tensor:
+    return (products * inverse[:, :, None]).mul_(inverse[:, None, :])
 
 
-def _distances(cosines: Tensor) -> Tensor:
-    return (2.0 - 2.0 * cosines).clamp_(min=0.0).add_(GUARD).sqrt_()
+def _squared_distances(cosines: Tensor) -> Tensor:
+    return (cosines * -2.0).add_(2.0 + GUARD).clamp_(min=GUARD)

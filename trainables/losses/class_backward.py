@@ -7,19 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import Block, wide, write_gradient
+from trainables.losses.blocks import Block, Rooms, wide, write_gradient
 from trainables.losses.centre_spread import add_spread_gradient
-from trainables.losses.centres import Pooled, plane_gradients, unit
+from trainables.losses.centres import proxy_gradients, unit
 from trainables.losses.class_forward import Similarities, finite
 from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options
+from trainables.losses.samples import Mixture
 
 
 class Back:
     """Gradients block by block; overwrites the similarities it is given.
 
     Args:
-        x: Embeddings as compared: (batch, dim), of length one if the rule normalises.
+        samples: Embeddings as compared, of length one if the rule normalises.
         negatives: As forward gave them.
         grads: Of negatives, positive, total, spread; None where the loss does not depend on it.
         scale: Factor of the logits.
@@ -30,7 +31,7 @@ class Back:
 
     def __init__(
         self,
-        x: Tensor,
+        samples: Mixture,
         negatives: Tensor,
         grads: Sequence[Tensor | None],
         scale: float,
@@ -39,15 +40,18 @@ class Back:
         *,
         with_scale: bool,
     ) -> None:
-        self.x, self.scale, self.options = x, scale, options
+        x = samples.x
+        self.x, self.samples, self.scale, self.options = x, samples, scale, options
         self.logits = Logits(scale, options.rule)
         self.negatives = finite(negatives)
         of_negatives, of_positive, self.grad_total, self.grad_spread = grads
-        self.grad_negatives = x.new_zeros(len(x)) if of_negatives is None else of_negatives
-        self.grad_positive = x.new_zeros(len(x)) if of_positive is None else of_positive
+        none = torch.zeros_like(negatives)
+        self.grad_negatives = none if of_negatives is None else of_negatives
+        self.grad_positive = none if of_positive is None else of_positive
         self.grad_proxies, self.with_scale = grad_proxies, with_scale
         self.grad_x = torch.zeros_like(x)
-        self.grad_scale = x.new_zeros(())
+        self.grad_scale, self.grad_factor = x.new_zeros(()), samples.new_gradient()
+        self.rooms = Rooms()
 
     def add(self, block: Block, p: Tensor, found: Similarities, products: Tensor | None) -> None:
         """Add a block's share; `products` are those of its centres, for the spread."""
@@ -73,48 +77,39 @@ class Back:
         self, p: Tensor, g: Tensor, found: Similarities, out: Tensor | None, products: Tensor | None
     ) -> None:
         """The two matrix products, with both normalisations of the proxies folded in."""
+        rule, inverse_p, similar = self.options.rule, found.inverse_p, found.classes
         if found.pooled is not None:
-            self._multiply_planes(p, g, found.pooled, found.inverse_p, out, products)
-            return
+            # From here on K proxies of a class are as K classes: (batch, classes x K).
+            g = proxy_gradients(g, found.pooled, rule.centre_temperature, self.rooms)
+            g = g.flatten(0, 1).T
+            similar = found.pooled.proxies.flatten(0, 1).T
+            p, inverse_p = p.flatten(0, 1), inverse_p.flatten()
         along = None
-        if self.options.rule.normalise:
+        if rule.normalise:
             # A normalised proxy moves only sideways: subtract its share along itself.
-            along = found.classes.mul_(g).sum(dim=0).mul_(found.inverse_p).mul_(found.inverse_p)
-            g.mul_(found.inverse_p)
+            each = 1.0 if found.pooled is None else 1.0 / unit(rule.centre_temperature)
+            along = similar.mul_(g).sum(dim=0).mul_(inverse_p).mul_(inverse_p).mul_(each)
+            self.samples.add_factors_(self.grad_factor, similar, each)
+            g.mul_(inverse_p)
+        g = self.samples.back_(g)
         self.grad_x.addmm_(g, p)
-        write_gradient(out, g, self.x, p, along)
-
-    def _multiply_planes(
-        self,
-        p: Tensor,
-        g: Tensor,
-        pooled: Pooled,
-        inverse_p: Tensor,
-        out: Tensor | None,
-        products: Tensor | None,
-    ) -> None:
-        temperature, normalise = self.options.rule.centre_temperature, self.options.rule.normalise
-        inverse_p = inverse_p.T.contiguous()
-        along = torch.zeros_like(inverse_p)
-        for k, of_plane in enumerate(plane_gradients(g, pooled, temperature)):
-            if normalise:
-                torch.sum(pooled.planes[k].mul_(of_plane), dim=0, out=along[k])
-                of_plane.mul_(inverse_p[k])
-            self.grad_x.addmm_(of_plane, p[:, k])
-            if out is not None:
-                torch.mm(of_plane.T, self.x, out=out[:, k])
-        if out is None or not normalise:
+        if out is None:
             return
-        along = along.mul_(1.0 / unit(temperature)).mul_(inverse_p.square_()).T
-        if products is not None and self.grad_spread is not None:
-            add_spread_gradient(out, p, products, self.grad_spread, along)
-        else:
-            out.addcmul_(p, along[..., None], value=-1.0)
+        flat = out.view(-1, out.shape[-1])
+        if along is None or products is None or self.grad_spread is None:
+            write_gradient(flat, g, self.x, p, along)
+            return
+        write_gradient(flat, g, self.x, p, None)
+        centres, less = p.view_as(out), along.view(out.shape[:2])
+        inverse = inverse_p.view(out.shape[:2])
+        add_spread_gradient(out, centres, products, inverse, self.grad_spread, less)
 
     def finish(self, inverse_x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the raw embeddings and of the scale, summed over shards."""
         self.options.reducer.sum_(self.grad_x)
         self.options.reducer.sum_(self.grad_scale)
+        if self.grad_factor is not None:
+            self.options.reducer.sum_(self.grad_factor)
         if self.options.rule.normalise:
             along = (self.grad_x * self.x).sum(dim=1, keepdim=True)
             self.grad_x.addcmul_(self.x, along, value=-1.0).mul_(inverse_x[:, None])

@@ -23,6 +23,7 @@ from trainables.losses.blocks import (
     ALONE,
     Budget,
     Reducer,
+    Rooms,
     Segment,
     compute_dtype,
     cut,
@@ -34,6 +35,7 @@ from trainables.losses.blocks import (
 from trainables.losses.class_backward import Back
 from trainables.losses.class_forward import Scan, Similarities, similarities
 from trainables.losses.class_rule import Options, Rule
+from trainables.losses.samples import Between, Mixture
 
 
 class Scores(NamedTuple):
@@ -55,11 +57,14 @@ def class_scores(
     scale: Tensor | float,
     *,
     rule: Rule,
+    between: Between | None = None,
     with_total: bool = False,
     budget: Budget | None = None,
     reducer: Reducer = ALONE,
 ) -> Scores:
     """The scores of (batch, dim) embeddings against all segments, differentiable once.
+
+    Samples `between` them follow; `labels` are those of all.
 
     Gradients flow to the embeddings, every segment's proxies and a tensor `scale`. `total` and
     `spread` are None unless asked for. With no wrong class `negatives` is -inf.
@@ -67,9 +72,10 @@ def class_scores(
     options = Options(rule, with_total, budget or Budget(), reducer)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
+    factor = None if between is None else between.factor
     with full_precision(embeddings):
         scores = _ClassScores.apply(  # type: ignore[no-untyped-call]
-            embeddings, labels, scale, options, firsts, *proxies
+            embeddings, between, factor, labels, scale, options, firsts, *proxies
         )
     return Scores(*scores)
 
@@ -79,6 +85,8 @@ class _ClassScores(torch.autograd.Function):
     def forward(
         ctx: Any,
         embeddings: Tensor,
+        between: Between | None,
+        factor: Tensor | None,
         labels: Tensor,
         scale: Tensor | float,
         options: Options,
@@ -95,20 +103,22 @@ class _ClassScores(torch.autograd.Function):
         x = embeddings.to(dtype)
         inverse_x = inverse_norms(x)
         x = x * inverse_x[:, None] if options.rule.normalise else x
-        keep = own_similarities_fit(segments, len(x), size, options.budget)
-        scan = Scan(x, float(scale), options)
+        samples = Mixture(x, between)
+        keep = own_similarities_fit(segments, samples.rows, size, options.budget)
+        scan, rooms = Scan(x, samples.rows, float(scale), options), Rooms()
         kept: list[Similarities] = []
         products: list[Tensor | None] = []
         for block, p in iterate(blocks, proxies, dtype):
-            found = similarities(x, p, block, options.rule)
+            products.append(scan.products(block, p))
+            found = similarities(samples, p, block, options.rule, products[-1], rooms)
             scan.add(block, found.classes)
-            products.append(scan.add_spread(block, p))
+            scan.add_spread(products[-1], found.inverse_p)
             if keep:
                 kept.append(found)
         scores = Scores(*scan.finish())
         ctx.save_for_backward(x, inverse_x, labels, scores.negatives, *proxies)
         ctx.blocks, ctx.kept, ctx.options, ctx.scale = blocks, kept, options, scale
-        ctx.products, ctx.input_dtype = products, embeddings.dtype
+        ctx.products, ctx.input_dtype, ctx.between = products, embeddings.dtype, between
         return tuple(scores)
 
     @staticmethod
@@ -118,19 +128,26 @@ class _ClassScores(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, []
         needs = ctx.needs_input_grad
         rooms = [
-            torch.empty_like(p) if n else None for p, n in zip(proxies, needs[5:], strict=True)
+            torch.empty_like(p) if n else None for p, n in zip(proxies, needs[7:], strict=True)
         ]
         with full_precision(x):
-            scale, options = float(ctx.scale), ctx.options
-            back = Back(x, negatives, grads, scale, options, rooms, with_scale=needs[2])
+            scale, options, samples = float(ctx.scale), ctx.options, Mixture(x, ctx.between)
+            back = Back(samples, negatives, grads, scale, options, rooms, with_scale=needs[4])
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
-                found = kept[number] if kept else similarities(x, p, block, options.rule)
-                back.add(block, p, found, ctx.products[number])
+                products = ctx.products[number]
+                found = (
+                    kept[number]
+                    if kept
+                    else similarities(samples, p, block, options.rule, products, back.rooms)
+                )
+                back.add(block, p, found, products)
             grad_x, grad_scale = back.finish(inverse_x)
         return (
             grad_x.to(ctx.input_dtype) if needs[0] else None,
             None,
-            grad_scale.to(ctx.scale) if needs[2] else None,
+            back.grad_factor if needs[2] else None,
+            None,
+            grad_scale.to(ctx.scale) if needs[4] else None,
             None,
             None,
             *rooms,

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import ALONE, Block, inverse_norms
+from trainables.losses.blocks import ALONE, Block, Rooms, inverse_norms
 from trainables.losses.centre_spread import inner_products, spread_sum
 from trainables.losses.centres import Pooled, pool
 from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options, Rule
+from trainables.losses.samples import Mixture
 
 
 class Similarities(NamedTuple):
@@ -27,16 +28,21 @@ class Similarities(NamedTuple):
     pooled: Pooled | None = None
 
 
-def similarities(x: Tensor, p: Tensor, block: Block, rule: Rule) -> Similarities:
-    """The proxies' norms scale columns of the result: no normalised copy of the proxies."""
-    inverse_p = inverse_norms(p) if rule.normalise else torch.ones_like(p[..., 0])
-    pooled = pool(x, p, inverse_p, rule.centre_temperature) if p.dim() == 3 else None
+def similarities(
+    samples: Mixture, p: Tensor, block: Block, rule: Rule, products: Tensor | None, rooms: Rooms
+) -> Similarities:
+    """The proxies' norms scale columns of the result: no normalised copy of the proxies.
+
+    `products` are those of each class's proxies, (classes, K, K), if somebody has made them.
+    """
+    squares = None if products is None else products.diagonal(dim1=1, dim2=2)
+    inverse_p = inverse_norms(p, squares) if rule.normalise else torch.ones_like(p[..., 0])
+    pooled = pool(samples, p, inverse_p, rule.centre_temperature, rooms) if p.dim() == 3 else None
     if pooled is not None:
         classes = pooled.classes
     else:
-        classes = x @ p.T
-        if rule.normalise:
-            classes.mul_(inverse_p)
+        factors = inverse_p if rule.normalise else None
+        classes = samples.similarities_(p.new_empty(samples.rows, len(p)), p, factors)
     if rule.circle_margin is not None:
         own = classes[block.rows, block.columns]
         classes.clamp_(min=-rule.circle_margin)[block.rows, block.columns] = own
@@ -46,14 +52,14 @@ def similarities(x: Tensor, p: Tensor, block: Block, rule: Rule) -> Similarities
 class Scan:
     """Running per-sample partials over blocks."""
 
-    def __init__(self, x: Tensor, scale: float, options: Options) -> None:
+    def __init__(self, x: Tensor, rows: int, scale: float, options: Options) -> None:
         self.options, self.logits = options, Logits(scale, options.rule)
         bound = self.logits.bound
         # What exponents are taken relative to; exponents of one block are near those of another.
-        self.shift = x.new_full((len(x),), -torch.inf if bound is None else bound)
-        self.sum = x.new_zeros(len(x))
-        self.positive = x.new_zeros(len(x))
-        self.total = x.new_zeros(len(x)) if options.with_total else None
+        self.shift = x.new_full((rows,), -torch.inf if bound is None else bound)
+        self.sum = x.new_zeros(rows)
+        self.positive = x.new_zeros(rows)
+        self.total = x.new_zeros(rows) if options.with_total else None
         self.spread = x.new_zeros(()) if options.rule.with_spread else None
         self._shift_holds = bound is not None
 
@@ -81,13 +87,14 @@ class Scan:
         shares[own] = 0.0
         return shares.sum(dim=1)
 
-    def add_spread(self, block: Block, p: Tensor) -> Tensor | None:
-        """Inner products of the classes' proxies, (classes, K, K), if asked for."""
-        if self.spread is None or block.segment != 0:
-            return None
-        products = inner_products(p)
-        self.spread += spread_sum(products)
-        return products
+    def products(self, block: Block, p: Tensor) -> Tensor | None:
+        """Inner products of the classes' proxies, (classes, K, K), if their spread is wanted."""
+        return None if self.spread is None or block.segment != 0 else inner_products(p)
+
+    def add_spread(self, products: Tensor | None, inverse_p: Tensor) -> None:
+        """Take in how far apart the classes' proxies are."""
+        if self.spread is not None and products is not None:
+            self.spread += spread_sum(products, inverse_p)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Negatives, positive, total and spread, combined with the other shards, if any."""

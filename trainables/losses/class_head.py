@@ -12,6 +12,7 @@ from trainables.losses.blocks import Budget
 from trainables.losses.class_core import class_scores
 from trainables.losses.class_rule import Rule
 from trainables.losses.classes import Classes
+from trainables.losses.samples import Samples
 from trainables.losses.scale import Scale
 
 Positive = Callable[[Tensor], Tensor]
@@ -50,21 +51,22 @@ class ClassHead(nn.Module):
         self.own_in_sum, self.label_smoothing = own_in_sum, label_smoothing
         self.budget = budget or Budget()
 
-    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+    def forward(self, samples: Samples, labels: Tensor, classes: Classes) -> Tensor:
         """The loss over all classes."""
-        return self.with_spread(embeddings, labels, classes)[0]
+        return self.with_spread(samples, labels, classes)[0]
 
     def with_spread(
-        self, embeddings: Tensor, labels: Tensor, classes: Classes
+        self, samples: Samples, labels: Tensor, classes: Classes
     ) -> tuple[Tensor, Tensor | None]:
         """The loss, and the summed distances among each class's proxies if the rule has them."""
         scale = self.scale()
         scores = class_scores(
-            embeddings,
+            samples.embeddings,
             labels,
             classes.segments,
             scale,
             rule=self.rule,
+            between=samples.between,
             with_total=self.label_smoothing > 0,
             budget=self.budget,
             reducer=classes.reducer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import LOG2_E, floored_exp2_
+from trainables.losses.blocks import LOG2_E, Rooms, floored_exp2_
 from trainables.losses.class_rule import Rule
 
 # Cosines times this: e^-60, over all classes of the world, is still far from underflow in float32.
@@ -30,7 +30,7 @@ class Logits:
         if rule.normalise and self.margin is None and scale <= _SAFE_SCALE:
             self.bound = scale
         self._offset = 0.0 if self.margin is None else -scale * self.margin**2
-        self._room: Tensor | None = None
+        self._rooms = Rooms()
 
     def exp(self, classes: Tensor, shift: Tensor) -> Tensor:
         """exp(z - shift of the row); valid until the next call."""
@@ -80,6 +80,4 @@ class Logits:
 
     def room(self, classes: Tensor) -> Tensor:
         """A block of the classes' shape to write to."""
-        if self._room is None or self._room.shape != classes.shape:
-            self._room = torch.empty_like(classes)
-        return self._room
+        return self._rooms.like("logits", classes)

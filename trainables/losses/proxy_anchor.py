@@ -14,6 +14,7 @@ from trainables.losses.anchor_core import anchor_scores
 from trainables.losses.blocks import Budget
 from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
+from trainables.losses.samples import Samples
 
 
 class AnchorHead(nn.Module):
@@ -27,14 +28,15 @@ class AnchorHead(nn.Module):
         super().__init__()
         self.alpha, self.delta, self.budget = alpha, delta, budget
 
-    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+    def forward(self, samples: Samples, labels: Tensor, classes: Classes) -> Tensor:
         """The loss over all classes."""
         push, positive = anchor_scores(
-            embeddings,
+            samples.embeddings,
             labels,
             classes.segments,
             alpha=self.alpha,
             delta=self.delta,
+            between=samples.between,
             budget=self.budget,
             reducer=classes.reducer,
         )

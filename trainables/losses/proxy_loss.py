@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trainables.losses.blocks import Budget, Segment
 from trainables.losses.classes import Classes, fetch, sampled, start_values
 from trainables.losses.knobs import whole
+from trainables.losses.samples import Samples
 from trainables.losses.synthesis import Synthesis
 from trainables.world import Alone, World, share
 
@@ -47,7 +48,7 @@ class Setup:
             raise ValueError(f"`0 < negative_share <= 1` must hold, got {self.negative_share}.")
 
 
-Head = Callable[[Tensor, Tensor, Classes], Tensor]
+Head = Callable[[Samples, Tensor, Classes], Tensor]
 
 
 class ProxyLoss(nn.Module):
@@ -61,7 +62,7 @@ class ProxyLoss(nn.Module):
 
     Args:
         setup: Classes, dimension, seed, ranks.
-        head: The loss as a function of (embeddings, labels, classes).
+        head: The loss as a function of (samples, labels, classes).
         proxies_per_class: 1 gives `proxies` of shape (n_classes, dim), K > 1 (n_classes, K, dim).
         synthesis: The plug-in that adds synthetic classes to each batch.
     """
@@ -96,44 +97,44 @@ class ProxyLoss(nn.Module):
         """The loss of (batch, dim) embeddings with int64 labels in [0, n_classes)."""
         check_batch(embeddings, labels, n_classes=self.n_classes, dim=self.proxies.shape[-1])
         if self.world.size == 1 and self.negative_share == 1:
-            embeddings, labels, segments = self._enlarged(embeddings, labels, self.proxies)
+            samples, labels, segments = self._enlarged(embeddings, labels, self.proxies)
             trained, synthetic = self.n_classes, sum(len(s.proxies) for s in segments[1:])
         else:
-            embeddings, labels, extra, synthetic = self._shared_synthesis(embeddings, labels)
+            samples, labels, extra, synthetic = self._shared_synthesis(embeddings, labels)
             labels, proxies, trained = self._sampled(labels)
             segments = [Segment(self._own.start, proxies), *extra]
         classes = Classes(segments, trained + synthetic, trained, self.world)
-        result: Tensor = self.head(embeddings, labels, classes)
+        result: Tensor = self.head(samples, labels, classes)
         return result
 
     def _enlarged(
         self, embeddings: Tensor, labels: Tensor, proxies: Tensor
-    ) -> tuple[Tensor, Tensor, list[Segment]]:
+    ) -> tuple[Samples, Tensor, list[Segment]]:
         if self.synthesis is None:
-            return embeddings, labels, [Segment(0, proxies)]
+            return Samples(embeddings), labels, [Segment(0, proxies)]
         return cast(
-            tuple[Tensor, Tensor, list[Segment]], self.synthesis(embeddings, labels, proxies)
+            tuple[Samples, Tensor, list[Segment]], self.synthesis(embeddings, labels, proxies)
         )
 
     def _shared_synthesis(
         self, embeddings: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor, list[Segment], int]:
+    ) -> tuple[Samples, Tensor, list[Segment], int]:
         """The batch with synthetic samples, this rank's share of their classes, and their number.
 
         The plug-in sees only the proxies of the batch's classes, wherever they are held.
         """
         if self.synthesis is None:
-            return embeddings, labels, [], 0
+            return Samples(embeddings), labels, [], 0
         present, dense = torch.unique(labels, return_inverse=True)
         parents = fetch(self.proxies, present, self._own, self.world)
-        embeddings, _, segments = self._enlarged(embeddings, dense, parents)
+        samples, _, segments = self._enlarged(embeddings, dense, parents)
         if len(segments) == 1:
-            return embeddings, labels, [], 0
+            return samples, labels, [], 0
         synthetic = segments[1].proxies
         new = torch.arange(len(synthetic), device=labels.device) + self.n_classes
         own = share(len(synthetic), self.world.rank, self.world.size)
         segment = Segment(self.n_classes + own.start, synthetic[own])
-        return embeddings, torch.cat([labels, new]), [segment], len(synthetic)
+        return samples, torch.cat([labels, new]), [segment], len(synthetic)
 
     def _sampled(self, labels: Tensor) -> tuple[Tensor, Tensor, int]:
         """Labels renumbered to the drawn classes, their proxies, and their number over ranks."""

@@ -13,6 +13,7 @@ from trainables.losses.class_head import ClassHead
 from trainables.losses.class_rule import Rule
 from trainables.losses.classes import Classes
 from trainables.losses.proxy_loss import ProxyLoss, Setup
+from trainables.losses.samples import Samples
 from trainables.losses.scale import Scale, ScaleMode
 
 
@@ -26,9 +27,9 @@ class SoftTripleHead(nn.Module):
         super().__init__()
         self.classes, self.tau = classes, tau
 
-    def forward(self, embeddings: Tensor, labels: Tensor, classes: Classes) -> Tensor:
+    def forward(self, samples: Samples, labels: Tensor, classes: Classes) -> Tensor:
         """The loss over all classes."""
-        loss, spread = self.classes.with_spread(embeddings, labels, classes)
+        loss, spread = self.classes.with_spread(samples, labels, classes)
         if spread is None:
             return loss
         centres = classes.segments[0].proxies.shape[1]

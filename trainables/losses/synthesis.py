@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainables.losses.blocks import Segment, compute_dtype, unit_rows
+from trainables.losses.blocks import Segment, compute_dtype, inverse_norms, unit_rows
+from trainables.losses.samples import Between, Samples
 
 Path = Literal["linear", "spherical"]
 Draw = Literal["batch", "sample"]
@@ -67,18 +68,17 @@ class Synthesis(nn.Module):
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, proxies: Tensor
-    ) -> tuple[Tensor, Tensor, list[Segment]]:
-        """Embeddings and labels with the synthetic ones appended, real and synthetic proxies.
+    ) -> tuple[Samples, Tensor, list[Segment]]:
+        """Samples and labels with the synthetic ones appended, real and synthetic proxies.
 
         Synthetic class s has the label n_classes + s. Gradients flow into both parents.
         """
         first, second = self.pairs(labels)
         if len(first) == 0:
-            return embeddings, labels, [Segment(0, proxies)]
+            return Samples(embeddings), labels, [Segment(0, proxies)]
         dtype = compute_dtype(embeddings, proxies)
         place = self.places(len(first)).to(device=embeddings.device, dtype=dtype)
-        x = embeddings.to(dtype)
-        between = self.interpolate(x[first], x[second], place[:, None])
+        samples = self._samples(embeddings.to(dtype), first, second, place)
         proxies, parents = _TakeRows.apply(  # type: ignore[no-untyped-call]
             proxies, labels[torch.cat([first, second])]
         )
@@ -87,7 +87,17 @@ class Synthesis(nn.Module):
         extra = Segment(len(proxies), self.interpolate(p, q, place))
         new = torch.arange(len(first), device=labels.device) + len(proxies)
         segments = [Segment(0, proxies), extra]
-        return torch.cat([x, between]), torch.cat([labels, new]), segments
+        return samples, torch.cat([labels, new]), segments
+
+    def _samples(self, x: Tensor, first: Tensor, second: Tensor, place: Tensor) -> Samples:
+        """The batch and what is between it: as a mixture of rows, if the path is straight."""
+        if self.path == "spherical":
+            return Samples(torch.cat([x, self.interpolate(x[first], x[second], place[:, None])]))
+        if not self.on_sphere:
+            return Samples(x, Between(first, second, place, torch.ones_like(place)))
+        unit = unit_rows(x)
+        factor = inverse_norms(_mix(unit[first], unit[second], place[:, None]))
+        return Samples(x, Between(first, second, place, factor))
 
     def pairs(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Index pairs of the batch with different labels, floor(mu * batch) of them if any exist.

@@ -13,11 +13,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from trainables.losses import LOSSES, reseed
+from trainables.losses.blocks import unit_rows
+from trainables.losses.samples import Samples
 from trainables.losses.synthesis import Draw, Path, Synthesis
 
 HOSTS = [name for name, info in LOSSES.items() if info.family == "proxy"]
 Batch = tuple[Tensor, Tensor]
 Make = Callable[..., Any]
+
+
+def vectors_of(samples: Samples, *, on_sphere: bool = True) -> Tensor:
+    """All samples as vectors, those between others too."""
+    x, between = samples
+    return x if between is None else torch.cat([x, between.of(unit_rows(x) if on_sphere else x)])
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -33,29 +41,46 @@ def test_mu_zero_is_the_host(host: str, make_loss: Make, batch: Batch) -> None:
     torch.testing.assert_close(of_host, of_plugin, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("path", ["linear", "spherical"])
+@pytest.mark.parametrize("host", [*HOSTS, "norm_softmax of 3"])
 def test_equals_the_host_on_the_enlarged_sets(
-    host: str, make_loss: Make, random_batch: Batch
+    host: str, path: Path, make_loss: Make, random_batch: Batch
 ) -> None:
-    """What the plug-in passes on, given to the plain host as its own classes."""
-    x, y = random_batch
-    loss = make_loss(f"{host}+synthesis", synthesis_mu=1.5)
+    """What the plug-in passes on, given as vectors to the plain host as its own classes.
+
+    Value and gradients: the loss mixes similarities that it has, the host multiplies vectors.
+    """
+    x, y = random_batch[0].requires_grad_(), random_batch[1]
+    host, _, several = host.partition(" of ")
+    knobs = {"proxies_per_class": int(several)} if several else {}
+    options = {"synthesis_mu": 1.5, "synthesis_draw": "sample", "synthesis_path": path}
+    loss = make_loss(f"{host}+synthesis", **options, **knobs)
     synthesis = loss.synthesis
     assert isinstance(synthesis, Synthesis)
     reseed(loss, 11)
     value = loss(x, y)
+    found = torch.autograd.grad(value, [x, loss.proxies])
     reseed(loss, 11)
-    more_x, more_y, segments = synthesis(x, y, loss.proxies)
-    extra = segments[1].proxies
+    samples, more_y, segments = synthesis(x, y, loss.proxies)
+    more_x, extra = vectors_of(samples, on_sphere=synthesis.on_sphere), segments[1].proxies
     assert len(extra) == 16
     tau = {"tau": 0.0} if host == "soft_triple" else {}
-    plain = make_loss(host, n_classes=7 + 16, **tau)
+    plain = make_loss(host, n_classes=7 + 16, **tau, **knobs)
     plain.proxies.data = torch.cat([loss.proxies.detach(), extra.detach()])
     expected = plain(more_x, more_y)
+    of_x, of_p = torch.autograd.grad(expected, [more_x, plain.proxies], retain_graph=True)
+    wanted = [*torch.autograd.grad([more_x, extra], [x, loss.proxies], [of_x, of_p[7:]])]
+    wanted[1] = wanted[1] + of_p[:7]
     if host == "soft_triple":
         # The regulariser is of the trained centres alone.
-        expected = expected + make_loss(host)(x, y) - make_loss(host, tau=0.0)(x, y)
+        whole = make_loss(host)
+        spread = whole(x, y) - make_loss(host, tau=0.0)(x, y)
+        expected = expected + spread
+        more = torch.autograd.grad(whole(x, y), whole.proxies)[0]
+        without = make_loss(host, tau=0.0)
+        wanted[1] = wanted[1] + more - torch.autograd.grad(without(x, y), without.proxies)[0]
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(list(found), wanted, rtol=1e-9, atol=1e-11)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -108,7 +133,8 @@ def test_synthetic_vectors_are_of_unit_length_between_their_parents(
     shape = (7, 3, 5) if several else (7, 5)
     proxies = torch.randn(*shape, dtype=torch.float64, generator=generator)
     synthesis = Synthesis(alpha=1.0, mu=2.0, draw="sample", path=path, seed=4)
-    more_x, more_y, (_, (first_class, extra)) = synthesis(x, y, proxies)
+    samples, more_y, (_, (first_class, extra)) = synthesis(x, y, proxies)
+    more_x = vectors_of(samples)
     assert first_class == 7
     assert more_y[len(y) :].tolist() == list(range(7, 7 + 22))
     torch.testing.assert_close(more_x[: len(x)], x)
@@ -137,7 +163,8 @@ def test_gradients_reach_both_parents(path: Path, random_batch: Batch) -> None:
     proxies = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     proxies.requires_grad_()
     synthesis = Synthesis(alpha=1.0, mu=0.1, path=path, seed=4)
-    more_x, _, (_, (_, extra)) = synthesis(x, y, proxies)
+    samples, _, (_, (_, extra)) = synthesis(x, y, proxies)
+    more_x = vectors_of(samples)
     weights = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     of_x, of_p = torch.autograd.grad(((more_x[-1] + extra[0]) * weights).sum(), [x, proxies])
     synthesis.reseed(4)
@@ -154,7 +181,8 @@ def test_parallel_and_opposite_parents_stay_finite(path: Path) -> None:
     y = torch.tensor([0, 1, 2])
     proxies = x.detach().clone().requires_grad_()
     synthesis = Synthesis(alpha=1.0, mu=4.0, draw="sample", path=path, seed=0)
-    more_x, _, (_, (_, extra)) = synthesis(x, y, proxies)
+    samples, _, (_, (_, extra)) = synthesis(x, y, proxies)
+    more_x = vectors_of(samples)
     for gradient in torch.autograd.grad((more_x.sum() + extra.sum()), [x, proxies]):
         assert torch.isfinite(gradient).all()
     assert torch.isfinite(more_x).all()
