@@ -31,6 +31,7 @@ FAULTS = {
         "test_autoscaling.py",
     ),
     "processes": ("test_faults.py", "test_chaos.py"),
+    "trials": ("test_struck.py",),
 }
 """Files whose tests start whole studies and kill their processes, hosts and disks: `make faults`.
 Those of a group run one after the other, or the cores would be busy with starting processes."""
