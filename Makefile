@@ -7,7 +7,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# --no-compile: only the modules that are imported are worth compiling, and Python does it then.
+# Only the modules that are imported are worth compiling (--no-compile); Python does it then, once,
+# if it may keep what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: study test pytest faults lint bench chaos clean
 
@@ -26,7 +28,7 @@ pytest: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m "not faults" -n 3
 
 faults: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -m faults -n 3
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
