@@ -115,9 +115,9 @@ def _execute(
     return 1 if failed or summary.refused or not summary.tracked else 0
 
 
-def _end_with_ray(name: str, process: str) -> None:
+def _end_with_ray(name: str, reason: str) -> None:
     """Leave as after a power cut: Ray answers no more, and the record is in order at any moment."""
-    print(f"\nstudy: Ray's {process} died: {GO_ON.format(name)}", file=sys.stderr, flush=True)
+    print(f"\nstudy: {reason}: {GO_ON.format(name)}", file=sys.stderr, flush=True)
     os._exit(1)
 
 

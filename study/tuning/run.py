@@ -76,7 +76,7 @@ def run(
     tick: Tick | None = None,
     say: Callable[[str], None] = lambda text: None,
     building: Building | None = None,
-    on_death: Callable[[str], None] = lambda process: None,
+    on_death: Callable[[str], None] = lambda reason: None,
     warn: Callable[[str], None] = lambda text: None,
     report: bool = True,
     trainable: type | None = None,
@@ -92,7 +92,7 @@ def run(
         tick: Called a few times a second with the progress and the running jobs.
         say: Told in one line what is going on before trials run.
         building: Told how far data or features are that are built before trials run.
-        on_death: Told, in a thread, that a process of the Ray started here died; see `ray_session`.
+        on_death: Told, in a thread, why the Ray started here answers no more; see `ray_session`.
         warn: Told in one line what a person should know; also kept in the study's directory.
         report: False leaves the report to `study report`.
         trainable: Runs the trials instead of `StudyTrial`: for simulations and benchmarks.

@@ -20,6 +20,8 @@ from study.tuning.placement import alive_nodes, check_room, fitting, lack
 FIRST_WARNING_SECONDS, WARNING_SECONDS = 20.0, 60.0
 STARTS = 3
 """A machine under load may take longer than the half minute Ray gives its own processes."""
+START_SECONDS = 120.0
+"""A driver waits without limit for a Ray whose process was killed just as it connected to it."""
 
 WATCH_SECONDS = 1.0
 VITAL = ("gcs_server", "raylet")
@@ -39,8 +41,8 @@ def ray_session(
         resources: What a trial takes.
         address: A Ray cluster; None uses a running one of this process, else starts one.
         say: Told in one line what is going on.
-        on_death: Told, in a thread, which process of a Ray of our own has died. Whoever waits for
-            that Ray waits for ever, so it had better end this process.
+        on_death: Told, in a thread, why a Ray of our own will never answer again. Whoever waits
+            for it waits for ever, so it had better end this process.
     """
     import ray
 
@@ -51,7 +53,7 @@ def ray_session(
     # A trial that was given no GPU sees none: it trains on its processors, with gloo.
     with environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"}):
         if address is None:
-            _start(say)
+            _start(say, on_death)
         else:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     try:
@@ -71,7 +73,7 @@ def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
         while not over.wait(WATCH_SECONDS):
             dead = _dead_part()
             if dead and not over.is_set():
-                on_death(dead)
+                on_death(f"Ray's {dead} died")
                 return
 
     thread = threading.Thread(target=watch, name="ray-watch", daemon=True)
@@ -81,7 +83,7 @@ def _watched(on_death: Callable[[str], None]) -> Iterator[None]:
     except Exception:
         # Whoever was just asking a Ray that died got some error of its own making.
         if dead := _dead_part():
-            on_death(dead)
+            on_death(f"Ray's {dead} died")
             raise RayError(f"Ray's {dead} died") from None
         raise
     finally:
@@ -139,19 +141,20 @@ def _dead_part() -> str:
     return dead[0] if dead else ""
 
 
-def _start(say: Callable[[str], None]) -> None:
+def _start(say: Callable[[str], None], on_death: Callable[[str], None]) -> None:
     import ray
 
     # "local": without it Ray joins whatever cluster was last started on this machine.
     options: dict[str, Any] = {"address": "local", "include_dashboard": False}
     for attempt in range(1, STARTS + 1):
         try:
-            ray.init(
-                object_store_memory=200 * 2**20,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                **options,
-            )
+            with _bounded(on_death):
+                ray.init(
+                    object_store_memory=200 * 2**20,
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                    **options,
+                )
             return
         except Exception as error:
             ray.shutdown()
@@ -159,6 +162,19 @@ def _start(say: Callable[[str], None]) -> None:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise RayError(f"Ray does not start on this machine: {reason}") from None
             say("Ray did not start; starting it again")
+
+
+@contextlib.contextmanager
+def _bounded(on_death: Callable[[str], None]) -> Iterator[None]:
+    timer = threading.Timer(
+        START_SECONDS, on_death, [f"Ray did not start in {START_SECONDS:.0f} s"]
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

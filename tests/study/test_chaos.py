@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from study.home import StudyHome
+from study.tuning.session import START_SECONDS
 from tests.study.driven import (
     check_complete,
     check_machines,
@@ -35,8 +36,8 @@ TRIALS, LEAST_KILLS, PAUSE = (30, 25, (2.0, 6.0)) if LONG else (5, 3, (3.0, 7.0)
 LIMIT_SECONDS = 480.0
 PEACE_SECONDS = 330.0 if LONG else 60.0
 """After this long nobody is killed any more: on a slow machine the study must end, too."""
-SILENCE_SECONDS = 75.0
-"""A study that writes nothing for so long hangs; a start takes a quarter of it."""
+SILENCE_SECONDS = START_SECONDS + 30.0
+"""A study that writes nothing for so long hangs: it gives up a Ray that does not start earlier."""
 
 
 class FairClock:
