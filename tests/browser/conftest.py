@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +83,10 @@ class Browser:
 
     def click(self, script: str) -> None:
         """Click in the middle of the element an expression gives."""
-        self.drag(script, 0)
-
-    def drag(self, script: str, right: int) -> None:
-        """Take the element an expression gives by its middle and move it so many pixels."""
         middle = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
         x, y = self.evaluate(f"{middle}(({script}).getBoundingClientRect())")
-        mouse = partial(self.send, "Input.dispatchMouseEvent", y=y, button="left")
-        mouse(type="mousePressed", x=x, clickCount=1)
-        for step in range(1, 5) if right else ():
-            mouse(type="mouseMoved", x=x + right * step / 4, buttons=1)
-        mouse(type="mouseReleased", x=x + right, clickCount=1)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def shot(self, name: str) -> Path:
         """Save what the page looks like."""

@@ -140,18 +140,8 @@ def test_the_tree_opens_to_losses_and_trials(browser: Any, shown: Shown) -> None
     _expand(browser, shown.name, shown.loss)
     browser.see("untrained backbone", shown.trial(0), f"{shown.loss} confirm")
     browser.see(f"{shown.loss} sweep alpha around published")
-    _widen_names(browser)
-    browser.wait(f"(a => a && a.scrollWidth <= a.clientWidth + 1)({_link(shown.trial(0))})")
     assert _colours(browser.shot("mlflow-tree")) > 100
     _clean(browser)
-
-
-def _widen_names(browser: Any) -> None:
-    """Make room for whole names, as people do: by the edge of the column's head."""
-    head = "[...document.querySelectorAll('.ag-header-cell')].find(c => c.innerText === 'Run Name')"
-    edge = f"({head})?.querySelector('.ag-header-cell-resize')"
-    browser.wait(f"!!({edge})")
-    browser.drag(edge, 240)
 
 
 def _link(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import ray
 
+from study.errors import RayError
 from study.file import ResourcesSection
 from study.tuning import session
 
@@ -30,7 +31,7 @@ def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ray, "init", hang)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with (
-        pytest.raises(session.RayError, match="does not start"),
+        pytest.raises(RayError, match="does not start"),
         session.ray_session(ResourcesSection(), None, lambda text: None, on_death),
     ):
         pass
