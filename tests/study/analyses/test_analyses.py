@@ -263,6 +263,15 @@ def test_stopping_is_safe_only_if_early_ranks_are_final_ranks(crossing: bool, ve
     rows = stopping.analyse(table, "a")
     assert len(rows) == 2
     assert set(rows["verdict"]) == {verdict}
+    # Curves that turn together are foretold all the same.
+    assert rows["best_foretold"].all()
+    # One that alone rises from the bottom is not: it would have been stopped.
+    free = table.trials[table.trials["origin"] != "repeat"]
+    best = free.loc[free["score"].idxmax(), "trial"]
+    its_own = (table.curves["trial"] == best) & (table.curves["epoch"] <= 20)
+    worst = table.curves["score"].where(~its_own, 0.9 if crossing else 0.1)
+    rows = stopping.analyse(replace(table, curves=table.curves.assign(score=worst)), "a")
+    assert not rows["best_foretold"].any()
 
 
 # Comparison
