@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from study.display import number
 from study.home import StudyHome
@@ -24,8 +26,9 @@ from study.tracking.writer import Tracker
 from study.tuning.ledger import Ledger
 from trainables.backbone import Backbone
 from trainables.model import EmbeddingModel
-from trainables.replica import embed
-from trainables.training import Training, split_tasks
+from trainables.restored import network_weights, restored_network, validation_vectors
+from trainables.settings import TrialSpec
+from trainables.training import split_tasks
 from trainables.workbench import Bench
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ GONE = (
     "place that all nodes share)"
 )
 _PICTURES = (".png", ".svg")
+NO_VECTORS: Mapping[str, NDArray[np.float32]] = {}
 _STORE = "DML_STUDY_STORE"
 
 
@@ -48,10 +52,12 @@ def publish(
     ledger: Ledger,
     say: Callable[[str], None],
     warn: Callable[[str], None],
+    vectors: Mapping[str, NDArray[np.float32]] = NO_VECTORS,
 ) -> bool:
     """Draw the galleries, make the report from the store and keep both there.
 
-    What cannot be made, since the checkpoint it needs is gone, is said with `warn`.
+    What cannot be made, since the checkpoint it needs is gone, is said with `warn`. `vectors` are
+    those of each loss's gallery, as far as they are known already.
 
     Returns:
         Whether the report was made; not when the tracking server is away (then `study report`
@@ -60,7 +66,7 @@ def publish(
     if bench.dataset.train.kind == "images":
         say("drawing galleries")
         for loss in plan.losses:
-            _gallery(home, plan, tracker, bench, ledger, loss, warn)
+            _gallery(home, plan, tracker, bench, ledger, loss, warn, vectors.get(loss))
     if not tracker.flush(FLUSH_SECONDS):
         return False
     from study.analyses.findings import find  # seconds of imports that a study's start can spare
@@ -97,11 +103,11 @@ def keep_winner(
     distributions = plan.spaces[winner].distributions
     point = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
     job = Job(row["trial"], winner, 0, "confirm", point, seed=int(row["seed"]), split="test")
-    training = trained(home, plan, bench, job)
-    if training is None:
+    spec, weights = _trained(home, plan, bench, job)
+    if weights is None:
         warn(f"the winner's model is not registered: {GONE.format(job.trial)}")
         return
-    network, inputs = whole_network(bench, training.replicas[0].model)
+    network, inputs = whole_network(bench, restored_network(spec, bench, weights))
     log_model(
         home.tracking_uri(plan),
         study=plan.name,
@@ -188,18 +194,19 @@ def _gallery(
     ledger: Ledger,
     loss: str,
     warn: Callable[[str], None],
+    vectors: NDArray[np.float32] | None = None,
 ) -> None:
     """What the best trial of a loss finds for a few validation queries."""
     best = ledger.incumbent(loss)
     if best is None:
         return
-    training = trained(home, plan, bench, best)
-    if training is None:
-        warn(f"no gallery of {loss}: {GONE.format(best.trial)}")
-        return
+    if vectors is None:
+        spec, weights = _trained(home, plan, bench, best)
+        if weights is None:
+            warn(f"no gallery of {loss}: {GONE.format(best.trial)}")
+            return
+        vectors = validation_vectors(spec, bench, weights)
     path = home.directory / "galleries" / f"{loss}.png"
-    replica = training.replicas[0]
-    vectors = embed(replica.model, replica.task.score, replica.augment, replica.world)
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{best.trial}: validation queries and what they find"
     from trainables.gallery import write_gallery
@@ -211,15 +218,27 @@ def _gallery(
     tracker.artifact(path, to=loss)
 
 
-def trained(home: StudyHome, plan: Plan, bench: Bench, job: Job) -> Training | None:
-    """A trial's training, restored from its last checkpoint; None when that cannot be read."""
+def best_networks(
+    home: StudyHome, plan: Plan, bench: Bench, ledger: Ledger
+) -> Iterator[tuple[str, TrialSpec, Mapping[str, Any]]]:
+    """The losses that get a gallery, each with its best trial and that network's weights."""
+    for loss in plan.losses if bench.dataset.train.kind == "images" else ():
+        best = ledger.incumbent(loss)
+        if best is not None:
+            spec, weights = _trained(home, plan, bench, best)
+            if weights is not None:
+                yield loss, spec, weights
+
+
+def _trained(
+    home: StudyHome, plan: Plan, bench: Bench, job: Job
+) -> tuple[TrialSpec, Mapping[str, Any] | None]:
+    """A trial and its network's weights; None when its checkpoint cannot be read."""
     place = home.checkpoint_place(plan)
-    training = Training(
-        plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=place), bench
-    )
+    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=place)
     with contextlib.suppress(OSError):  # S3 does not answer
-        return training if training.restore() else None
-    return None
+        return spec, network_weights(spec)
+    return spec, None
 
 
 class Refresher:

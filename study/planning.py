@@ -22,7 +22,7 @@ from search_spaces.space import Knob, Space, Value
 from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
 from study.corners import check_values
 from study.errors import StudyError, nearest
-from study.file import StudyFile
+from study.file import BackboneSection, StudyFile
 from study.plan import Plan, Stage
 from study.ranges import Range
 from trainables.data.array_files import holds_features
@@ -37,6 +37,7 @@ def build_plan(file: StudyFile) -> Plan:
     Raises:
         StudyError: The first thing that is wrong, in one line.
     """
+    _check_backbone(file)
     still = _without_effect(file)
     spaces = {loss: _space(loss, file, still) for loss in file.losses}
     stages = (Stage(file.search.trials),)
@@ -132,6 +133,15 @@ def _without_effect(file: StudyFile) -> dict[str, Value]:
         "augment": "none",
     }
     return {**still, "pooling": "avg"} if on_features else still
+
+
+def _check_backbone(file: StudyFile) -> None:
+    """Refuse a backbone for data that are features: nothing would pass through it."""
+    if file.backbone.name != "none" and file.backbone != BackboneSection() and _on_features(file):
+        raise StudyError(
+            f"backbone: {file.backbone.name} sees no picture, because the data are features; "
+            "leave the section out"
+        )
 
 
 def _on_features(file: StudyFile) -> bool:

@@ -108,9 +108,9 @@ class _Canvas:
         left, top = self._corner(row, column)
         side = self.tile + 2 * self.frame
         self.draw.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
-        picture = Image.fromarray(
-            np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        )
+        # Of other channels than grey or colours, the first are shown as such.
+        seen = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
+        picture = Image.fromarray(np.ascontiguousarray(seen))
         enlarge = (
             Image.Resampling.NEAREST if min(picture.size) < self.tile else Image.Resampling.BICUBIC
         )

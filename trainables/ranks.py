@@ -119,7 +119,8 @@ class RankGroup:
         failed = [reports[rank] for rank in sorted(reports) if reports[rank]["state"] == "failed"]
         complete = len(reports) == len(self._actors) and not any(broken)
         if not failed and complete and all(r["state"] != "lost" for r in reports.values()):
-            return reports[0]
+            seen = sorted({str(r.get("fingerprint", "")) for r in reports.values()})
+            return {**reports[0], "fingerprint": " and ".join(seen)}
         if not failed:
             self.close()
             raise RanksLostError(next(r["error"] for r in reports.values() if r["error"]))

@@ -51,6 +51,12 @@ class Bench:
     def notes(self) -> tuple[str, ...]:
         """What users should know of the data and of the weights before they trust a score."""
         notes = [*self.dataset.notes, *_lone_notes(self.dataset)]
+        stored = min(self.dataset.train.items.shape[1:3])
+        if self.image_size > stored:
+            notes.append(
+                f"{self.dataset.name}: pictures are kept at {stored} px and enlarged to the "
+                f"backbone's {self.image_size} px; data.size and backbone.image_size say how large"
+            )
         if self.prototype is not None and self.prototype.weight_report is not None:
             notes.append(f"weights: {self.prototype.weight_report}")
         return tuple(notes)

@@ -10,24 +10,25 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from study.analyses.comparison import confirmed_trials
 from study.table import TrialTable
 
 COLUMNS = ("loss", "seeds", "last", "best_epoch", "inflation", "low", "high")
 
 
 def analyse(table: TrialTable) -> pd.DataFrame:
-    """Best-epoch minus last-epoch test score per loss, mean and 95 % interval over seeds.
+    """Best-epoch minus last-epoch test score of each tuned loss, mean and 95 % interval over seeds.
 
     Returns one row per confirmed loss: `loss`, `seeds`, `last` and `best_epoch` (mean scores),
     `inflation`, `low`, `high` (NaN with one seed). Empty before `study confirm`.
     """
-    confirmed = table.trials[(table.trials["split"] == "test") & table.trials["score"].notna()]
-    curves = table.curves[table.curves["trial"].isin(confirmed["trial"])]
-    if curves.empty:
-        return pd.DataFrame(columns=list(COLUMNS))
-    best = curves.groupby("trial")["score"].max()
+    best = table.curves.groupby("trial")["score"].max()
     rows = []
-    for loss, trials in confirmed.groupby("loss", sort=False):
+    for loss in table.spaces:
+        trials = confirmed_trials(table, loss)
+        trials = trials[trials["trial"].isin(best.index)]
+        if trials.empty:
+            continue
         last = trials["score"].to_numpy(dtype=float)
         gains = best.loc[trials["trial"]].to_numpy(dtype=float) - last
         low, high = _interval(gains)

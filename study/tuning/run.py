@@ -7,10 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 from study.checks import check_tracking, describe_data, open_data
-from study.finishing import Refresher, progress_note, publish
+from study.data_record import DataRecord
+from study.finishing import Refresher, best_networks, progress_note, publish
 from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
 from study.jobs import Job, Progress, Split
@@ -20,6 +22,7 @@ from study.tracking.watch import Watch
 from study.tracking.writer import Tracker
 from study.tuning.describing import open_tracking, trial_tags
 from study.tuning.desk import Desk, Listener
+from study.tuning.elsewhere import Untrained, embedded, is_elsewhere
 from study.tuning.growth import Growth, growth
 from study.tuning.ledger import Ledger
 from study.tuning.node_files import NodeFiles
@@ -104,35 +107,43 @@ def run(
         _open_store(home, plan, warned)
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir(), progress=building)
+        data = describe_data(plan, bench)
+        known = DataRecord(home.directory, data["fingerprint"])
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
         with _tracker(home, plan) as tracker:
             refused_before = tracker.status().refused
-            tags = _tell_what_is_known(home, plan, tracker, ledger, bench)
-            say("scoring the untrained backbone")
-            for split in _splits(ledger.waiting, search):
-                tracker.baseline(split, _baseline(plan, bench, split))
+            tags = _tell_what_is_known(home, plan, tracker, ledger, data, bench.dataset.lists)
+            untrained = Untrained(plan, bench, known, tracker.baseline, warned)
+            untrained.want(_splits(ledger.waiting, search), say)
             files = _node_files(home, plan)
             listener = TrackingListener(tracker, plan, tags)
-            desk = _open_desk(home, plan, ledger, listener, warned, files)
+            desk = _open_desk(home, plan, ledger, listener, warned, files, data["fingerprint"])
+            vectors: Mapping[str, Any] = {}
             if not ledger.is_finished():
                 resources = plan.file.resources
                 if address is not None and plan.file.storage.checkpoints is None:
                     say(UNSHARED)
-                lasting = Patience(resources, warned), Watch(tracker.status, warned), files
+                watch = Watch(tracker.status, warned)
+                lasting = Patience(resources, warned), watch, files, untrained
                 with (
                     ray_session(resources, address, say, on_death),
                     Refresher(home, plan, tracker, seconds=_pause(report)) as refresher,
                     growth(plan.name, resources) as grown,
                 ):
                     show = _shower(desk, tick, refresher, grown, lasting)
+                    untrained.send()
                     show()  # nodes are asked for before Tune asks for those of its first trials
                     run_tune(home, plan, desk, show, trainable)
                     if ledger.is_finished():
                         files.bring_home(desk.kept())
+                        untrained.wait()
+                        vectors = _embedded(home, plan, bench, ledger, say) if report else {}
+            if ledger.is_finished():
+                untrained.score_here(say)
             with _ending(home, plan, tracker, ledger) as finished:
                 if finished and report:
-                    publish(home, plan, tracker, bench, ledger, say, warned)
+                    publish(home, plan, tracker, bench, ledger, say, warned, vectors)
             tracked = tracker.close()
             told = tracker.status()
         return RunSummary(
@@ -165,11 +176,15 @@ def _tracker(home: StudyHome, plan: Plan) -> Tracker:
 
 
 def _tell_what_is_known(
-    home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger, bench: Bench
+    home: StudyHome,
+    plan: Plan,
+    tracker: Tracker,
+    ledger: Ledger,
+    data: Mapping[str, Any],
+    lists: Sequence[Path],
 ) -> dict[str, str]:
     """Tell MLflow of the study and of all trials so far; gives the tags of its trials to come."""
-    data = describe_data(plan, bench)
-    open_tracking(tracker, plan, data, ledger.samplers(), bench.dataset.lists)
+    open_tracking(tracker, plan, data, ledger.samplers(), lists)
     tags = trial_tags(data)
     tell_again(tracker, plan, home.directory, tags)
     if any(p.ended for p in ledger.progress()):
@@ -209,6 +224,7 @@ def _open_desk(
     listener: Listener,
     warned: Warned,
     files: NodeFiles,
+    fingerprint: str,
 ) -> Desk:
     return Desk(
         plan,
@@ -221,6 +237,7 @@ def _open_desk(
         warn=warned,
         forget=files.forget,
         slots=slots(plan.file.resources),
+        fingerprint=fingerprint,
     )
 
 
@@ -229,7 +246,7 @@ def _shower(
     tick: Tick | None,
     refresher: Refresher,
     grown: Growth,
-    lasting: tuple[Patience, Watch, NodeFiles],
+    lasting: tuple[Patience, Watch, NodeFiles, Untrained],
 ) -> Callable[[], None]:
     """What is done a few times a second while trials run."""
 
@@ -245,18 +262,16 @@ def _shower(
     return show
 
 
+def _embedded(
+    home: StudyHome, plan: Plan, bench: Bench, ledger: Ledger, say: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """What the galleries need, from the trials' GPUs if this machine has none."""
+    if not is_elsewhere(plan.file.resources):
+        return {}
+    say("embedding pictures for galleries")
+    return embedded(plan.file.resources, best_networks(home, plan, bench, ledger))
+
+
 def _splits(requests: Sequence[Job], search: bool) -> list[Split]:
     wanted = {job.split for job in requests}
     return [s for s in get_args(Split) if s in wanted or (search and s == "validation")]
-
-
-def _baseline(plan: Plan, bench: Bench, split: Split) -> dict[str, float]:
-    from dataclasses import replace
-
-    from trainables.training import untrained_metrics
-
-    loss = plan.losses[0]
-    values = plan.example(loss)
-    job = Job("untrained", loss, 0, "published", values, seed=0)
-    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
-    return untrained_metrics(replace(spec, split=split), bench)

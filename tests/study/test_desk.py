@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.space import Float
+from study.checks import open_data
 from study.jobs import Job, Outcome
 from study.plan import Plan
 from study.tuning.desk import Desk
@@ -164,6 +165,30 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_trial_goes_on(
     assert "checkpoint of epoch 1 not written: FileExistsError" in said[0]
     assert said[0] in (tmp_path / "warnings.txt").read_text()
     assert listener.outcomes[spec["trial"]].state == "finished"
+
+
+def test_a_host_with_other_data_is_named_once(tmp_path: Path) -> None:
+    """As when a copy of the data broke off: trials there learn from fewer pictures."""
+    said: list[str] = []
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "arrays", "path": str(write_features(tmp_path))},
+        training={"epochs": 2, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 1, "repeats": 1, "stop_early": False},
+    )
+    bench = open_data(plan, cache_dir=tmp_path)
+    known = bench.dataset.fingerprint
+    for here, warnings in ((known, 0), ("another", 1)):
+        (tmp_path / here).mkdir()
+        desk = open_desk(plan, tmp_path / here, Listener(), warn=said.append, fingerprint=here)
+        spec = desk.start()
+        assert spec is not None
+        worker = Worker()
+        worker.start(TrialSpec.from_dict({**spec, "checkpoint_dir": ""}))
+        for _ in range(2):
+            desk.result(spec["trial"], {**worker.step(), "host": "gpu2"})
+        assert len(said) == warnings, "once, not every epoch"
+    assert f"the data on gpu2 are not those of the study (fingerprint {known}, here" in said[0]
 
 
 def test_a_trial_that_kills_its_process_in_every_second_epoch_fails_in_the_end(

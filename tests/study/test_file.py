@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 
@@ -198,6 +199,18 @@ def test_knobs_that_change_nothing_are_refused(text: str, message: str, tmp_path
         build_plan(read_study_file(path))
     assert f": {message} but changes nothing, because {why}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("section", ["resnet50", "{pretrained: true}", "{frozen: true}"])
+def test_a_backbone_for_features_is_refused(section: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 2)))
+    text = "name: s\ndata: {name: arrays, path: x.npy, labels: y.npy}\nlosses: [triplet]\n"
+    path = write(tmp_path, f"{text}backbone: {section}\n")
+    with pytest.raises(StudyError, match="sees no picture, because the data are features"):
+        build_plan(read_study_file(path))
+    # As every study file that a study keeps says it.
+    for harmless in ("none", "{name: conv4, frozen: false}"):
+        build_plan(read_study_file(write(tmp_path, f"{text}backbone: {harmless}\n")))
 
 
 def test_knobs_at_rest_may_be_written_down(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from study.checks import open_data
+from study.errors import StudyError
 from study.finishing import _gallery
 from study.home import StudyHome, cache_dir
 from study.plan import load_plan
@@ -76,16 +77,31 @@ def test_a_gallery_that_cannot_be_drawn_is_said(real_study: StudyHome, tmp_path:
         assert words.startswith(f"no gallery of {loss}: the checkpoint of {best.trial} cannot be")
 
 
-def test_resuming_a_finished_study_runs_nothing(real_study: StudyHome, shared_ray: None) -> None:
+def test_resuming_a_finished_study_runs_nothing(
+    real_study: StudyHome, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not even the backbone that never changes is scored again.
+    monkeypatch.setattr("study.tuning.elsewhere.untrained_metrics", None)
     before = recorded(real_study)
     assert run(real_study, load_plan(real_study.directory), report=False).finished
     pd.testing.assert_frame_equal(before, recorded(real_study))
     check_consistent(real_study)
 
 
-def test_a_study_that_is_held_is_refused(real_study: StudyHome) -> None:
-    from study.errors import StudyError
+def test_a_study_whose_data_changed_is_refused(real_study: StudyHome, tmp_path: Path) -> None:
+    home = StudyHome(tmp_path / "small")
+    home.directory.mkdir()
+    for name in ("plan.json", "optuna.journal", "data.json"):
+        shutil.copy(real_study.directory / name, home.directory)
+    known = json.loads((home.directory / "data.json").read_text())
+    assert set(known["untrained"]) == {"validation", "test"}
+    (home.directory / "data.json").write_text(json.dumps({**known, "fingerprint": "another"}))
+    with pytest.raises(StudyError, match="the data of small are not those it began with"):
+        run(home, load_plan(home.directory))
+    assert not (home.directory / "mlflow.db").exists()
 
+
+def test_a_study_that_is_held_is_refused(real_study: StudyHome) -> None:
     with real_study.locked(), pytest.raises(StudyError, match="is being run by process"):
         run(real_study, load_plan(real_study.directory))
 
@@ -151,8 +167,13 @@ def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_p
 
 
 def test_a_frozen_backbone_and_a_loss_of_the_library_end_with_gallery_and_plots(
-    tmp_path: Path, shared_ray: None, data_cache: Path
+    tmp_path: Path, shared_ray: None, data_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As on a head without a GPU, whose trials have some: nothing is computed in this process.
+    for place in ("elsewhere", "run"):
+        monkeypatch.setattr(f"study.tuning.{place}.is_elsewhere", lambda resources: True)
+    for name in ("study.tuning.elsewhere.untrained_metrics", "study.finishing.validation_vectors"):
+        monkeypatch.setattr(name, None)
     pytest.importorskip("pytorch_metric_learning", reason="the extra `pml` is not installed")
     library = "pml:TripletMarginLoss"
     home = start(
@@ -165,6 +186,9 @@ def test_a_frozen_backbone_and_a_loss_of_the_library_end_with_gallery_and_plots(
     check_complete(home)
     assert (home.report / "index.html").exists()
     assert (home.directory / "galleries" / f"{library}.png").exists()
+    assert not (home.directory / "warnings.txt").exists()
+    known = json.loads((home.directory / "data.json").read_text())["untrained"]["validation"]
+    assert 0 < known["map_at_r"] < known["recall_at_1"]
     import mlflow
 
     mlflow.set_tracking_uri(home.tracking_uri(load_plan(home.directory)))

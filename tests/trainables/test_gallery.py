@@ -67,6 +67,19 @@ def test_grey_images_names_and_title(tmp_path: Path) -> None:
     assert Image.open(path).size[0] > 300
 
 
+@pytest.mark.parametrize("channels", [2, 4, 5, 6])
+def test_of_other_channels_than_colours_the_first_are_shown(tmp_path: Path, channels: int) -> None:
+    images, embeddings = part()
+    rest = np.zeros((*images.items.shape[:3], 6), dtype=np.uint8)
+    more = np.concatenate([images.items, rest], axis=-1)[..., :channels]
+    seen = images.items if channels > 3 else images.items[..., :1]
+    paths = [
+        write_gallery(tmp_path / f"{i}.png", Part(items, images.labels), embeddings)
+        for i, items in enumerate((more, seen))
+    ]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
 def test_wrong_requests(tmp_path: Path) -> None:
     images, embeddings = part()
     features = Part(embeddings.astype(np.float32), images.labels)

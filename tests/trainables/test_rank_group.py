@@ -105,3 +105,6 @@ def test_ranks_whose_device_is_broken_are_replaced(monkeypatch: pytest.MonkeyPat
         report = {"state": "failed", "error": "CUDA error", "broken": broken}
         assert group._verdict({0: dict(report), 1: dict(report)})["state"] == "failed"
     assert done == ["closed", "joined"]
+    well = {0: {"state": "running", "fingerprint": "a"}, 1: {"state": "running"}}
+    well[1]["fingerprint"] = "b"
+    assert group._verdict(well)["fingerprint"] == "a and b", "ranks that see other data"

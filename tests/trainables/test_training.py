@@ -18,6 +18,7 @@ from trainables.features import compute_features
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
 from trainables.replica import DivergedError, Replica, embed
+from trainables.restored import network_weights, validation_vectors
 from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
 from trainables.training import Training, split_tasks, untrained_metrics
@@ -88,6 +89,23 @@ def test_a_restored_trial_continues_bit_for_bit(loss: str, bench: Bench, tmp_pat
     assert [r["score"] for r in rest] == [r["score"] for r in results[2:]]
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(second), strict=True))
     assert second.is_done
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_network_alone_is_restored_from_a_checkpoint(
+    frozen: bool, data_cache: Path, tmp_path: Path
+) -> None:
+    own = open_bench(GLYPHS, {**CONV4, "frozen": frozen}, cache_dir=data_cache)
+    spec = spec_of("triplet", tmp_path, folds=2, backbone=dict(own.backbone))
+    assert network_weights(spec) is None
+    training = Training(spec, own)
+    training.run_epoch()
+    training.save()
+    restored = network_weights(spec)
+    assert restored is not None
+    replica = training.replicas[0]
+    expected = embed(replica.model, replica.task.score, replica.augment)
+    assert np.array_equal(validation_vectors(spec, own, restored), expected)
 
 
 def test_training_learns_unseen_classes(bench: Bench) -> None:
@@ -373,6 +391,13 @@ def test_features_and_the_untrained_row_are_computed_on_the_trials_device(
         # Both backbones start from the same seed.
         assert rows[0] == pytest.approx(rows[1], abs=1e-6)
     assert told.count(("features-conv4", 1200, 1200)) == 1, "computed once, and told"
+
+
+def test_pictures_that_are_enlarged_are_told(data_cache: Path) -> None:
+    for size, told in ((28, 0), (29, 1)):
+        own = open_bench(GLYPHS, {**CONV4, "image_size": size}, cache_dir=data_cache)
+        said = [n for n in own.notes if "kept at 28 px and enlarged to the backbone's 29 px" in n]
+        assert len(said) == told
 
 
 def test_pooling() -> None:

@@ -155,6 +155,16 @@ def sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:
     return array
 
 
+def halves(arrays: Arrays, name: str, length: int) -> NDArray[np.bool_]:
+    """Which items or classes are of the test half: those that are 1 and not 0."""
+    array = sized(arrays, name, length)
+    odd = [value for value in np.unique(array).tolist() if value not in (0, 1)]
+    if odd:
+        raise ValueError(f"arrays: `{name}` must be 0 (train) or 1 (test), got {odd[0]!r}.")
+    in_test: NDArray[np.bool_] = array != 0
+    return in_test
+
+
 def contents_digest(arrays: Arrays, payload: str) -> str:
     """Of the contents that matter; a copy of a file elsewhere is the same data."""
     return hash_of(*[arrays[n] for n in (payload, "offsets", "scale") if n in arrays])

@@ -23,6 +23,7 @@ from trainables.data.array_files import (
     Arrays,
     contents_digest,
     first_side,
+    halves,
     hash_of,
     load_arrays,
     payload_of,
@@ -105,9 +106,9 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
             f"{values[counts.argmin()]} has {counts.min()}; remove it or set min_images."
         )
     if "class_split" in arrays:
-        in_test = sized(arrays, "class_split", n_classes)[ids] != 0
+        in_test = halves(arrays, "class_split", n_classes)[ids]
     elif "split" in arrays:
-        in_test = sized(arrays, "split", n_items) != 0
+        in_test = halves(arrays, "split", n_items)
     else:
         in_test = 2 * ids >= n_classes
     titles = [str(v) for v in values]

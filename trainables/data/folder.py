@@ -9,6 +9,7 @@ import numpy as np
 from trainables.data.cache import Progress
 from trainables.data.dataset import Dataset
 from trainables.data.listing import Listing, existing_folder, read_listing
+from trainables.data.notes import SHOWN, printable
 from trainables.names import unknown_name
 
 ENDINGS = (
@@ -40,13 +41,15 @@ def read_folder(
     if split not in SPLITS:
         raise unknown_name("split of data set 'folder':", split, SPLITS)
     root = existing_folder("folder", path)
-    classes = _classes(root, split)
+    classes, notes = _classes(root, split)
     _check_disjoint(classes)
     names: list[str] = []
     labels: list[int] = []
     in_test: list[bool] = []
+    others: list[str] = []
     for label, (folder, test) in enumerate(classes):
-        pictures = [p.relative_to(root).as_posix() for p in pictures_below(folder)]
+        pictures, rest = ([p.relative_to(root).as_posix() for p in f] for f in files_below(folder))
+        others += rest
         if len(pictures) < min_images:
             raise ValueError(
                 f"folder: every class needs at least {min_images} pictures, but {folder} has "
@@ -61,6 +64,7 @@ def read_folder(
         labels=np.array(labels, dtype=np.int64),
         in_test=np.array(in_test, dtype=np.bool_),
         class_names=[folder.name for folder, _ in classes],
+        notes=[*notes, *_unread(others)],
     )
     return read_listing(
         "folder",
@@ -74,16 +78,19 @@ def read_folder(
     )
 
 
-def _classes(root: Path, split: str) -> list[tuple[Path, bool]]:
-    """The class folders, and whether each is for the test."""
+def _classes(root: Path, split: str) -> tuple[list[tuple[Path, bool]], list[str]]:
+    """The class folders, whether each is for the test, and a word on folders that are neither."""
     both = (root / "train").is_dir() and (root / "test").is_dir()
     if split == "folders" and not both:
         raise ValueError(f"folder: split: folders needs {root}/train and {root}/test.")
     if split == "folders" or (split == "auto" and both):
         sides = [(root / "train", False), (root / "test", True)]
-        return [(c, test) for side, test in sides for c in classes_below(side)]
-    found = classes_below(root)
-    return [(c, 2 * i >= len(found)) for i, c in enumerate(found)]
+        beside = [printable(c.name) for c in classes_below(root) if c.name not in ("train", "test")]
+        note = f"folder: beside train/ and test/ there is {', '.join(beside)}, which is not read"
+        found = [(c, test) for side, test in sides for c in classes_below(side)]
+        return found, [note] if beside else []
+    folders = classes_below(root)
+    return [(c, 2 * i >= len(folders)) for i, c in enumerate(folders)], []
 
 
 def classes_below(folder: Path) -> list[Path]:
@@ -96,11 +103,24 @@ def classes_below(folder: Path) -> list[Path]:
 
 def pictures_below(folder: Path) -> list[Path]:
     """Files with a picture's ending at any depth, sorted; hidden ones left out."""
-    return sorted(
-        p
-        for p in folder.rglob("*")
-        if p.suffix.lower() in ENDINGS and not p.name.startswith(".") and p.is_file()
-    )
+    return files_below(folder)[0]
+
+
+def files_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Files with a picture's ending at any depth, and all others, sorted; hidden ones left out."""
+    files = sorted(p for p in folder.rglob("*") if not p.name.startswith(".") and p.is_file())
+    pictures = [p for p in files if p.suffix.lower() in ENDINGS]
+    return pictures, [p for p in files if p.suffix.lower() not in ENDINGS]
+
+
+def _unread(names: list[str]) -> list[str]:
+    if not names:
+        return []
+    more = f"; and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return [
+        f"folder: {len(names):,} files in class folders have no picture's ending and are not read "
+        f"({'; '.join(map(printable, names[:SHOWN]))}{more})"
+    ]
 
 
 def _check_disjoint(classes: list[tuple[Path, bool]]) -> None:

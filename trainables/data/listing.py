@@ -35,6 +35,7 @@ class Listing:
         in_test: Whether it belongs to the test half.
         class_names: Name of class id i.
         is_query: For query/gallery protocols; None when every test item is a query.
+        notes: What users must know of files that are not listed.
     """
 
     root: Path
@@ -43,6 +44,7 @@ class Listing:
     in_test: NDArray[np.bool_]
     class_names: Sequence[str]
     is_query: NDArray[np.bool_] | None = None
+    notes: Sequence[str] = ()
 
 
 def read_listing(
@@ -92,6 +94,7 @@ def read_listing(
     queries = None if listing.is_query is None else listing.is_query[kept]
     readable = order[kept_rows(len(order), [*rows.bad])]  # copies are left out but not missing
     said = [
+        *listing.notes,
         *count_notes(dataset, *_sides(listing, readable), counts or {}),
         *notes.of_rows(),
         *notes.of_queries(queries),

@@ -268,6 +268,24 @@ def test_folder_with_train_and_test(tmp_path: Path, paint: Paint) -> None:
         load_dataset("folder", cache_dir=tmp_path / "c", path=str(root), size=16)
 
 
+def test_folder_says_what_it_does_not_read(class_folders: Path, tmp_path: Path) -> None:
+    for name in ("class1/new.heic", "class2/deeper/list.txt", ".hidden/x.txt", "about.txt"):
+        (class_folders / name).parent.mkdir(exist_ok=True)
+        (class_folders / name).write_text("no picture")
+    dataset = load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
+    assert dataset.notes == (
+        "folder: 2 files in class folders have no picture's ending and are not read "
+        "(class1/new.heic; class2/deeper/list.txt)",
+    )
+    for i in range(8):
+        side = "train" if i < 4 else "test" if i < 7 else "val"
+        (class_folders / side).mkdir(exist_ok=True)
+        (class_folders / f"class{i}").rename(class_folders / side / f"class{i}")
+    dataset = load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
+    assert (len(dataset.train), len(dataset.test)) == (12, 9)
+    assert dataset.notes[0] == "folder: beside train/ and test/ there is val, which is not read"
+
+
 def spoil(root: Path) -> None:
     (root / "class1" / "empty.jpg").write_bytes(b"")
     data = (root / "class1" / "0.jpg").read_bytes()
@@ -451,6 +469,8 @@ GOOD: dict[str, Any] = {
         ({"class_split": np.zeros(3)}, {}, "`class_split` must have 4 values"),
         ({"class_split": np.zeros(4)}, {}, "the test half needs at least 2 classes"),
         ({"split": np.tile([0, 1], 4)}, {}, "train and test must share no class"),
+        ({"split": np.repeat([0, 1, 2, 2], 2)}, {}, "`split` must be 0 .* or 1 .*, got 2"),
+        ({"class_split": np.array(list("ttee"))}, {}, "`class_split` must be 0 .*, got 'e'"),
         ({}, {"query": "nothing=1"}, "query must be KEY=VALUE"),
         ({}, {"query": "labels=99"}, "makes 0 of 8 items"),
         ({"images": None, "features": np.full((8, 2), np.nan)}, {}, "features must be finite"),
