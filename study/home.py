@@ -171,8 +171,12 @@ def new_study(name: str, root: Path | None = None) -> StudyHome:
     """The home of a study that does not exist yet; nothing is written.
 
     Raises:
-        StudyError: There is one of this name.
+        StudyError: There is one of this name, or it is no name.
     """
+    if not NAME.fullmatch(name):
+        raise StudyError(
+            f"a study name is at most 100 letters, digits, '.', '_' or '-', not {name!r}"
+        )
     home = StudyHome(studies_root(root) / name)
     if home.directory.exists() and any(home.directory.iterdir()):
         raise _exists(home)
