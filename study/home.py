@@ -157,9 +157,14 @@ def find_study(name: str, root: Path | None = None) -> StudyHome:
     if (as_path / PLAN_FILE).exists():
         return StudyHome(as_path.absolute())
     folder = studies_root(root)
-    known = study_names(root)
+    known = sorted({*study_names(root), *(p.parent.name for p in folder.glob("*/mlflow.db"))})
     home = StudyHome(folder / name)
     if NAME.fullmatch(name) and home.directory.is_dir():
+        if (home.directory / "mlflow.db").exists() and not (home.directory / PLAN_FILE).exists():
+            raise StudyError(
+                f"{name} was imported: there is nothing to run; `study report`, `refine`, `claims` "
+                "and `ui` read it"
+            )
         load_plan(home.directory)
         return home
     if not known:
