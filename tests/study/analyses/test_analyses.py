@@ -433,6 +433,15 @@ def test_claims_about_losses(demo_findings: Findings, claim: BetterLoss, verdict
     assert (found.settle == "") == (verdict != "cannot tell")
 
 
+def test_faster_counts_epochs_and_not_scores(demo_findings: Findings) -> None:
+    """A log that has every ninth epoch of one loss has not reached anything after one epoch."""
+    table, claim = demo_findings.table, Claim("c", "", "", FasterLoss("circle"))
+    sparse = table.curves["trial"].str.startswith("proxy_anchor") & (table.curves["epoch"] % 9 > 0)
+    thin = replace(table, curves=table.curves[~sparse])
+    evidence = claims.judge(thin, demo_findings.models, "proxy_anchor", claim).evidence
+    assert re.search(r"after (9|18|27) epochs", evidence), evidence
+
+
 @pytest.mark.parametrize(
     ("gain", "verdict"), [(0.1, "supported"), (0.01, "cannot tell"), (-0.1, "contradicted")]
 )
