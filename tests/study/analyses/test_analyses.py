@@ -267,7 +267,7 @@ def test_stopping_is_safe_only_if_early_ranks_are_final_ranks(crossing: bool, ve
     assert rows["best_foretold"].all()
     # One that alone rises from the bottom is not: it would have been stopped.
     free = table.trials[table.trials["origin"] != "repeat"]
-    best = free.loc[free["score"].idxmax(), "trial"]
+    best = free.set_index("trial")["score"].idxmax()
     its_own = (table.curves["trial"] == best) & (table.curves["epoch"] <= 20)
     worst = table.curves["score"].where(~its_own, 0.9 if crossing else 0.1)
     rows = stopping.analyse(replace(table, curves=table.curves.assign(score=worst)), "a")
