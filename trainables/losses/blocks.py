@@ -155,9 +155,13 @@ def cut(
 
 
 def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
-    per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
-    # Measured: what two cores' caches hold. A GPU wants few large kernels.
+    several = proxies.dim() == 3
+    per_class = bytes_per_proxy * (proxies.shape[1] if several else 1)
+    # Measured: what two cores' caches hold, and with several proxies per class, whose many small
+    # operations count for each block, twice that. A GPU wants few large kernels.
     block_bytes = budget.block_bytes or (2**20 if proxies.device.type == "cpu" else 2**26)
+    if several and not budget.block_bytes:
+        block_bytes *= 2
     return max(1, block_bytes // max(per_class, 1))
 
 
