@@ -8,98 +8,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     field_validator,
     model_validator,
 )
 
 from study.errors import nearest
+from study.ranges import Range, Scalar, Section, ValueOrRange
 from study.tracking.address import is_database, is_server
 from study.tracking.redaction import redact
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def _plain(value: Any) -> Any:
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"a number, a word, true or false is wanted, but got {value!r:.60}")
-    return value
-
-
-Scalar = Annotated[bool | int | float | str, BeforeValidator(_plain)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Range(_Section):
-    """A knob's range: `{low, high}` with `log` or `step`, or `{choices}`."""
-
-    low: float | None = Field(default=None, allow_inf_nan=False)
-    high: float | None = Field(default=None, allow_inf_nan=False)
-    log: bool = False
-    step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    integer: bool = False
-    choices: tuple[Scalar, ...] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, value: Any) -> Any:
-        """`[8, 128]`, `[8, 128, log]` and `{choices: [...]}` mean what they say."""
-        if isinstance(value, list):
-            if len(value) in (2, 3) and all(_is_number(v) for v in value[:2]):
-                if len(value) == 3 and value[2] not in ("log", "linear"):
-                    raise ValueError(f"the third entry of a range is log or linear, not {value[2]}")
-                return {"low": value[0], "high": value[1], "log": value[2:] == ["log"]}
-            raise ValueError("a range is [low, high], [low, high, log] or {choices: [...]}")
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> Range:
-        if self.choices is not None:
-            if not self.choices:
-                raise ValueError("`choices` needs at least one value")
-            if self.low is not None or self.high is not None:
-                raise ValueError("a range has either choices or low and high")
-            if any(isinstance(c, float) and not math.isfinite(c) for c in self.choices):
-                raise ValueError(f"`choices` must be finite, but got {list(self.choices)}")
-            # To a sampler 1, 1.0 and true are the same choice.
-            if any(c in self.choices[:i] for i, c in enumerate(self.choices)):
-                raise ValueError(f"`choices` must differ, but got {list(self.choices)}")
-            return self
-        if self.low is None or self.high is None:
-            raise ValueError("a range needs low and high, or choices")
-        if not self.low <= self.high:
-            raise ValueError(
-                f"`low <= high` must hold, but got low={self.low:g}, high={self.high:g}"
-            )
-        if self.log and self.low <= 0:
-            raise ValueError(f"a log range needs `low > 0`, but got low={self.low:g}")
-        if self.log and self.step is not None:
-            raise ValueError("a log range has no step")
-        return self
-
-
-def _kind(value: Any) -> str:
-    return RANGE if isinstance(value, list | dict | Range) else VALUE
-
-
-VALUE, RANGE = "value", "range"
-ValueOrRange = Annotated[
-    Annotated[Scalar, Tag(VALUE)] | Annotated[Range, Tag(RANGE)], Discriminator(_kind)
-]
-
-
-class LossSection(_Section):
+class LossSection(Section):
     """Changes to a loss's own space; a knob searched without a range has the one we know of it.
 
     `space` names another ready-made space of the loss, whose values and ranges win over the study's
@@ -132,7 +59,7 @@ class DataSection(BaseModel):
         return dict(self.model_extra or {})
 
 
-class BackboneSection(_Section):
+class BackboneSection(Section):
     """The backbone: any timm name; `image_size` None takes what suits the stored images."""
 
     name: str = "conv4"
@@ -141,7 +68,7 @@ class BackboneSection(_Section):
     frozen: bool = False
 
 
-class StopSection(_Section):
+class StopSection(Section):
     """Early stopping, for each loss apart.
 
     ASHA with the epoch as its time, until enough trials have finished; from then on trials whose
@@ -153,7 +80,7 @@ class StopSection(_Section):
     reduction: int = Field(default=3, ge=2)
 
 
-class SearchSection(_Section):
+class SearchSection(Section):
     """How many points of each loss are tried, and how they are chosen.
 
     The sampler `auto` is gp for a loss with few knobs and a few hundred points, else tpe.
@@ -174,7 +101,7 @@ class SearchSection(_Section):
         return {"enabled": value} if isinstance(value, bool) else value
 
 
-class ProtocolSection(_Section):
+class ProtocolSection(Section):
     """What is measured, on which classes.
 
     `nmi` adds the clustering score of the older papers: normalised mutual information of k-means
@@ -206,7 +133,7 @@ class ProtocolSection(_Section):
         return self
 
 
-class ResourcesSection(_Section):
+class ResourcesSection(Section):
     """What one trial occupies.
 
     A trial is trained by `ranks_per_trial` processes on `nodes_per_trial` nodes, equally many on
@@ -248,7 +175,7 @@ class ResourcesSection(_Section):
         return self
 
 
-class TrackingSection(_Section):
+class TrackingSection(Section):
     """The MLflow server; None keeps an sqlite store in the study's directory."""
 
     uri: str | None = None
@@ -264,7 +191,7 @@ class TrackingSection(_Section):
         return value
 
 
-class StorageSection(_Section):
+class StorageSection(Section):
     """Where trials keep what must survive their node.
 
     `checkpoints` is a path that every node has, or an S3 prefix; None keeps them in the study's
@@ -289,7 +216,7 @@ class StorageSection(_Section):
         return value
 
 
-class StudyFile(_Section):
+class StudyFile(Section):
     """A whole study file."""
 
     name: str
@@ -349,7 +276,3 @@ class StudyFile(_Section):
                 raise ValueError("a study needs at least one loss")
             return {k: {} if v is None else v for k, v in value.items()}
         return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -159,11 +159,11 @@ def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
     from study.report.tables import safe_name
 
     tracker.artifact(home.report, to="study", folder="report")
-    for figure in sorted((home.report / "figures").glob("*")):
-        for loss in plan.losses:
-            kind = figure.stem.split("-")[0]
-            if figure.suffix in _PICTURES and figure.stem == safe_name(f"{kind}-{loss}"):
-                tracker.artifact(figure, to=loss, folder="figures")
+    figures = home.report / "figures"
+    drawn = [f for f in sorted(figures.glob("*")) if f.suffix in _PICTURES]
+    for loss in plan.losses:
+        mine = [f.name for f in drawn if f.stem == safe_name(f"{f.stem.split('-')[0]}-{loss}")]
+        tracker.artifact(figures, to=loss, folder="figures", only=mine)
 
 
 def progress_note(plan: Plan, progress: list[Progress], *, reported: bool = True) -> str:
@@ -214,8 +214,7 @@ def _gallery(
     # A frozen backbone's trials see features; the pictures they come from lie in the same order.
     pictures = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)[0].score
     write_gallery(path, pictures, vectors, class_names=bench.dataset.class_names, title=title)
-    tracker.artifact(path, to=best.trial)
-    tracker.artifact(path, to=loss)
+    tracker.gallery(path, loss=loss, trial=best.trial)
 
 
 def best_networks(
@@ -271,10 +270,11 @@ class Refresher:
                 return
             if code == 0:
                 keep_report(self._home, self._plan, self._tracker)
+                self._note(progress)
             self._process = None
             self._seconds = max(self._seconds, 20.0 * elapsed)
         elif elapsed >= self._seconds:
-            self._tracker.note(progress_note(self._plan, progress))
+            self._note(progress)
             self._started = time.monotonic()
             self._process = subprocess.Popen(
                 [
@@ -291,6 +291,10 @@ class Refresher:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+    def _note(self, progress: list[Progress]) -> None:
+        reported = (self._home.report / "index.html").exists()
+        self._tracker.note(progress_note(self._plan, progress, reported=reported))
 
     def __enter__(self) -> Refresher:
         return self

@@ -158,9 +158,14 @@ def find_study(name: str, root: Path | None = None) -> StudyHome:
     if (as_path / PLAN_FILE).exists():
         return StudyHome(as_path.absolute())
     folder = studies_root(root)
-    known = study_names(root)
+    known = sorted({*study_names(root), *(p.parent.name for p in folder.glob("*/mlflow.db"))})
     home = StudyHome(folder / name)
     if NAME.fullmatch(name) and home.directory.is_dir():
+        if (home.directory / "mlflow.db").exists() and not (home.directory / PLAN_FILE).exists():
+            raise StudyError(
+                f"{name} was imported: there is nothing to run; `study report`, `refine`, `claims` "
+                "and `ui` read it"
+            )
         load_plan(home.directory)
         return home
     if not known:
@@ -172,8 +177,12 @@ def new_study(name: str, root: Path | None = None) -> StudyHome:
     """The home of a study that does not exist yet; nothing is written.
 
     Raises:
-        StudyError: There is one of this name.
+        StudyError: There is one of this name, or it is no name.
     """
+    if not NAME.fullmatch(name):
+        raise StudyError(
+            f"a study name is at most 100 letters, digits, '.', '_' or '-', not {name!r}"
+        )
     home = StudyHome(studies_root(root) / name)
     if home.directory.exists() and any(home.directory.iterdir()):
         raise _exists(home)

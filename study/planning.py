@@ -22,8 +22,9 @@ from search_spaces.space import Knob, Space, Value
 from search_spaces.training import PROXY_RATES, TRAINING_KNOBS
 from study.corners import check_values
 from study.errors import StudyError, nearest
-from study.file import BackboneSection, Range, StudyFile
+from study.file import BackboneSection, StudyFile
 from study.plan import Plan, Stage
+from study.ranges import Range
 from trainables.data.array_files import holds_features
 from trainables.losses import loss_knobs, pml
 from trainables.losses.knobs import KnobInfo

@@ -14,7 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from study.errors import StudyError, nearest
-from study.file import LossSection, Range, StudyFile
+from study.file import LossSection, StudyFile
+from study.ranges import Range
 
 PATHS = (("data", ("path", "labels")), ("backbone", ("pretrained",)))
 """Keys of a study file that may be paths."""

@@ -94,7 +94,8 @@ def _start() -> subprocess.Popen[bytes]:
     top = Path(__file__).resolve().parents[1]
     path = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
-        [sys.executable, "-m", "study.workers"],
+        # -P: the folder we are called from may hold a `study` of its own, or a `random.py`.
+        [sys.executable, "-P", "-m", "study.workers"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

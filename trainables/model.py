@@ -39,7 +39,12 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, items: Tensor) -> Tensor:
         """Unit vectors."""
-        return F.normalize(self.head(self.norm(self.features(items))), dim=-1)
+        return F.normalize(self.vectors(items), dim=-1)
+
+    def vectors(self, items: Tensor) -> Tensor:
+        """The vectors with the lengths they have, for losses that count these."""
+        vectors: Tensor = self.head(self.norm(self.features(items)))
+        return vectors
 
     def features(self, items: Tensor) -> Tensor:
         """Pooled backbone features, or the inputs themselves when they are features."""

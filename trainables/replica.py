@@ -23,7 +23,13 @@ from trainables.concentration import similarity_concentration
 from trainables.data.augment import Augment
 from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
-from trainables.losses import build_loss, reseed, set_progress, sharded_parameters
+from trainables.losses import (
+    build_loss,
+    counts_lengths,
+    reseed,
+    set_progress,
+    sharded_parameters,
+)
 from trainables.model import EmbeddingModel
 from trainables.optimizer import MovementCheck, build_optimizer, clip_gradients, set_learning_rates
 from trainables.retrieval import evaluate, nmi
@@ -155,7 +161,9 @@ class Replica:
         labels = torch.from_numpy(self._labels[batch]).to(world.device)
         inputs = to_inputs(items, self.augment, generator, part=(own.start, len(batch)))
         self.optimizer.zero_grad(set_to_none=True)
-        embedded = self.model(inputs.to(self.model.head.weight))
+        inputs = inputs.to(self.model.head.weight)
+        raw = counts_lengths(self._spec.loss)
+        embedded = self.model.vectors(inputs) if raw else self.model(inputs)
         vectors = gather_rows(world, embedded, len(batch))
         value: Tensor = self.loss(vectors, labels)
         number = float(value.detach())

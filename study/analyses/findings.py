@@ -38,8 +38,8 @@ from study.analyses.surrogate import (
     refuse_importance,
     refuse_response,
 )
-from study.analyses.threads import one_thread
 from study.table import TrialTable
+from study.threads import one_thread
 from study.workers import each
 
 Frame = pd.DataFrame | Refusal

@@ -73,12 +73,21 @@ def _top_trials(table: TrialTable, loss: str) -> pd.DataFrame:
     return searched.nlargest(max(len(searched) // 5, 3), "score")
 
 
-def _mean_curves(table: TrialTable, trials: pd.DataFrame, rng: np.random.Generator) -> Array:
-    """Bootstrap means of the trials' learning curves: draws x epochs."""
+def _mean_curves(
+    table: TrialTable, trials: pd.DataFrame, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Epochs, and bootstrap means of the trials' learning curves there: draws x epochs."""
     curves = table.curves[table.curves["trial"].isin(trials["trial"])]
-    wide = curves.pivot_table(index="trial", columns="epoch", values="score").to_numpy(dtype=float)
-    drawn = rng.integers(len(wide), size=(1000, len(wide)))
-    return np.asarray(np.nanmean(wide[drawn], axis=1))
+    wide = curves.pivot_table(index="trial", columns="epoch", values="score")
+    scores = wide.to_numpy(dtype=float)
+    drawn = rng.integers(max(len(scores), 1), size=(1000, len(scores)))
+    return wide.columns.to_numpy(dtype=float), np.asarray(np.nanmean(scores[drawn], axis=1))
+
+
+def _reached(epochs: Array, curves: Array, goal: Array) -> Array:
+    """The first epoch at which each curve is at its goal; infinity where it never is."""
+    there = curves >= goal
+    return np.where(there.any(axis=1), epochs[there.argmax(axis=1)], np.inf)
 
 
 def _faster(table: TrialTable, loss: str, other: str, seed: int) -> Weighed:
@@ -86,19 +95,17 @@ def _faster(table: TrialTable, loss: str, other: str, seed: int) -> Weighed:
     if len(mine) < 3 or len(theirs) < 3 or table.curves.empty:
         return float("nan"), "Too few full-length trials with learning curves."
     rng = np.random.default_rng(seed)
-    a, b = _mean_curves(table, mine, rng), _mean_curves(table, theirs, rng)
+    (at_a, a), (at_b, b) = _mean_curves(table, mine, rng), _mean_curves(table, theirs, rng)
     if not a.size or not b.size:
         return float("nan"), "No learning curves."
     goal = b[:, -1:]
-    never = max(a.shape[1], b.shape[1]) + 1
+    reach_a = _reached(at_a, a, goal)
     # The other loss is granted 99 % of its own final score, or noise at its end would decide.
-    reach_a = np.where((a >= goal).any(1), (a >= goal).argmax(1) + 1, never)
-    close = goal - 0.01 * np.abs(goal)
-    reach_b = np.where((b >= close).any(1), (b >= close).argmax(1) + 1, never)
+    reach_b = _reached(at_b, b, goal - 0.01 * np.abs(goal))
     words = (
         f"reaches the other's final {goal.mean():.3f} after {np.median(reach_a):.0f} epochs "
         f"(it: {np.median(reach_b):.0f})"
-        if np.median(reach_a) < never
+        if np.isfinite(np.median(reach_a))
         else f"does not reach the other's final {goal.mean():.3f}"
     )
     return float((reach_a < reach_b).mean()), words

@@ -1,16 +1,36 @@
-"""Was it safe to stop trials early: do early scores rank trials as their last ones do?"""
+"""Was it safe to stop trials early?
+
+Two rules stop trials (`study.tuning.asha` by rank, `study.tuning.outlook` by the foretold final
+score), so two questions are asked of the trials that nobody could stop: do early scores rank them
+as their last ones do, and would the best of them have been foretold to fall behind?
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
 from study.analyses.samples import Array, full_epochs, searching
+from study.jobs import Outcome
 from study.table import TrialTable
+from study.tuning.outlook import LEAST_FINISHED, Outlook
 
-LEAST = 8
+LEAST = LEAST_FINISHED + 1
+"""One trial is judged by what the others teach."""
 SAFE = 0.7
+COLUMNS = [
+    "epoch",
+    "trials",
+    "correlation",
+    "low",
+    "high",
+    "best_kept",
+    "best_foretold",
+    "verdict",
+]
 
 
 def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
@@ -20,15 +40,18 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
     end); among survivors the correlation would be flattered or hidden by the selection itself.
 
     Returns `epoch`, `trials`, `correlation`, `low`, `high` (90 %), `best_kept` (whether the final
-    best was in the better third then) and `verdict`: `safe`, `unsafe` or `cannot tell`.
+    best was in the better third then), `best_foretold` (whether the other trials' learning curves
+    foretell that it may become the best) and `verdict` on the ranks: `safe`, `unsafe` or
+    `cannot tell`.
     """
     trials = searching(table, loss)
     full = full_epochs(table, loss)
     free = trials[trials["origin"].isin(["sobol", "published"])]
     free = free[(free["epochs"] >= full) & free["score"].notna()].set_index("trial")
-    columns = ["epoch", "trials", "correlation", "low", "high", "best_kept", "verdict"]
     rows = []
-    for epoch in _rungs(trials, full):
+    rungs = _rungs(trials, full) if len(free) >= LEAST else []
+    foretold = _foretold(table, free["score"], [int(e) for e in rungs], int(full))
+    for epoch in rungs:
         at = table.curves[table.curves["epoch"] == epoch]
         early = at.set_index("trial")["score"].reindex(free.index).dropna()
         if len(early) < LEAST:
@@ -38,8 +61,25 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
         third = np.quantile(early, 2 / 3)
         kept = bool(early.iloc[int(last.argmax())] >= third)
         verdict = "safe" if low >= SAFE else "unsafe" if high < SAFE else "cannot tell"
-        rows.append((int(epoch), len(early), rho, low, high, kept, verdict))
-    return pd.DataFrame(rows, columns=columns)
+        rows.append((int(epoch), len(early), rho, low, high, kept, foretold[int(epoch)], verdict))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _foretold(
+    table: TrialTable, final: pd.Series, epochs: Sequence[int], full: int
+) -> dict[int, bool]:
+    """Whether the best of these trials could have run on, judged by the others at each epoch."""
+    if not epochs:
+        return {}
+    outlook = Outlook(epochs=full, grace=1, rungs=epochs)
+    best = str(final.idxmax())
+    curves = table.curves[table.curves["trial"].isin(final.index)]
+    for trial, curve in curves.groupby("trial"):
+        outlook.replay(str(trial), dict(zip(curve["epoch"], curve["score"], strict=True)))
+        if trial != best:
+            outlook.ended(str(trial), Outcome("finished", full, float(final[trial])))
+    goal = float(final.drop(best).max())
+    return {epoch: not outlook.is_hopeless(best, epoch, goal) for epoch in epochs}
 
 
 def _rungs(trials: pd.DataFrame, full: float) -> list[float]:

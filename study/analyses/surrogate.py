@@ -17,8 +17,8 @@ from study.analyses.evidence import Fitted, plausible
 from study.analyses.noise import SeedNoise
 from study.analyses.quality import Kind, Quality, of_forest, of_process
 from study.analyses.samples import Array, Samples, snap
-from study.analyses.threads import one_thread
 from study.analyses.warp import Standard, ceiling_of
+from study.threads import one_thread
 
 NAMES: dict[Kind, str] = {
     "gp": "Gaussian process",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from pathlib import Path
 import click
 
 from study.cluster.head import SSH_FAILED, Head, find_head
+from study.cluster.tunnel import RETRY_SECONDS
 from study.errors import StudyError
 
 DETACHED = ("python", "-m", "study.cluster.detached")
-RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 RETRIES = 120  # about an hour
 CHUNK = 65536
 
@@ -56,14 +57,23 @@ def start(
 def follow(cluster: Path, name: str, *, head: Head | None = None) -> int:
     """Show a study's output until it ends; a lost connection is taken up where it was lost.
 
+    Args:
+        head: Of the cluster, if it has just been talked to.
+
     Returns:
         The study's exit code; 130 when only the following was interrupted.
+
+    Raises:
+        StudyError: The head was never reached, or not for an hour.
     """
-    head = head or find_head(cluster)
+    if head is None:
+        head = find_head(cluster)
+        head.run(["true"])
     seen, losses = 0, 0
+    text = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a letter
     try:
         while True:
-            code, count = _stream(head, [*DETACHED, "follow", name, str(seen)])
+            code, count = _stream(head, [*DETACHED, "follow", name, str(seen)], text)
             seen, losses = seen + count, 0 if count else losses
             if code != SSH_FAILED:
                 return code
@@ -120,10 +130,11 @@ def refuse_local(**options: object) -> None:
     """
     for name, value in options.items():
         if value is not None:
-            raise StudyError(f"--{name} is for studies of this machine, not with --cluster")
+            option = name.replace("_", "-")
+            raise StudyError(f"--{option} is for studies of this machine, not with --cluster")
 
 
-def _stream(head: Head, words: Sequence[str]) -> tuple[int, int]:
+def _stream(head: Head, words: Sequence[str], text: codecs.IncrementalDecoder) -> tuple[int, int]:
     """Copy a remote command's output here; its exit code and how many bytes came."""
     process = subprocess.Popen(
         head.command(words),
@@ -136,7 +147,7 @@ def _stream(head: Head, words: Sequence[str]) -> tuple[int, int]:
     try:
         while chunk := process.stdout.read1(CHUNK):  # type: ignore[attr-defined]
             count += len(chunk)
-            sys.stdout.write(chunk.decode(errors="replace"))
+            sys.stdout.write(text.decode(chunk))
             sys.stdout.flush()
         return process.wait(), count
     finally:

@@ -129,10 +129,13 @@ def _prepared(run: Run, options: list[str], content: str) -> tuple[list[str], st
 
 
 def watch(name: str, command: list[str]) -> int:
-    """Be the parent of the study: keep its exit code, and end it if Ray goes away."""
-    from study.cluster.services import PROCESS, while_running
+    """Be the parent of the study: keep its exit code, and end it if Ray goes away.
 
-    run = Run(name)
+    Meanwhile the keeper of what runs beside Ray is started again, should it be killed.
+    """
+    from study.cluster.services import PROCESS, own_folder, revive, while_running
+
+    run, keeper = Run(name), None
     study = subprocess.Popen(
         [sys.executable, "-m", "study", *command, "--address", "auto"],
         stdin=subprocess.DEVNULL,
@@ -144,6 +147,8 @@ def watch(name: str, command: list[str]) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             study.wait(timeout=1.0)
             break
+        if keeper is None or keeper.poll() is not None:
+            keeper = revive(own_folder())
     else:
         print(f"{name}: Ray has ended on this machine; the study stops", flush=True)
         _end(study)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+
+import yaml
 
 from study.cluster.names import check_host, check_name, check_user
 from study.errors import StudyError
@@ -48,23 +51,35 @@ def onprem_file(
         # These end up in shell commands of the file.
         if text is not None and not re.fullmatch(r"[A-Za-z0-9_./~:@+-]+", text):
             raise StudyError(f"{option} takes a plain path without blanks, but got {text!r}")
+        if text is not None and not text.startswith(("/", "~/", "s3://")):
+            raise StudyError(f"{option} takes a path that every host has, but got {text!r}")
     text = files("study").joinpath("cluster/onprem.yaml").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if venv is None or "#INSTALL#" not in line]
     text = "\n".join(lines).replace("#INSTALL# ", "") + "\n"
     replacements = {
-        "CLUSTER_NAME": name,
-        "HEAD_HOST": hosts[0],
-        "WORKER_HOSTS": ", ".join(hosts[1:]),
-        "SSH_USER": user,
-        "SSH_KEY": str(key or _own_key()),
+        "CLUSTER_NAME": _scalar(name),
+        "HEAD_HOST": _scalar(hosts[0]),
+        "WORKER_HOSTS": ", ".join(map(_scalar, hosts[1:])),
+        "SSH_USER": _scalar(user),
+        "SSH_KEY": _scalar(str(key or _own_key())),
         "SHARED_STORAGE": shared or "",
         "PROJECT/": f"{project_folder()}/" if venv is None else "",
-        "VENV/": f"{(venv or DEFAULT_VENV).rstrip('/')}/",
+        # Within double quotes a shell leaves ~ as it is.
+        "VENV/": f"{re.sub('^~', '$HOME', venv or DEFAULT_VENV).rstrip('/')}/",
         "VENV": DEFAULT_VENV,
     }
     for word, value in replacements.items():
         text = text.replace(word, value)
     return text
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML writes it: 2024, 1e3 or `no` would not be read as text without quotes."""
+    try:
+        plain = yaml.safe_load(f"[{text}]") == [text]
+    except yaml.YAMLError:
+        plain = False
+    return text if plain else json.dumps(text)
 
 
 def aws_file() -> str:

@@ -22,6 +22,7 @@ import yaml
 
 from study.cluster.names import check_host, check_name, check_user
 from study.cluster.places import ENVIRONMENT_FILE, KEEPER_LOG, MLFLOW_PORT
+from study.cluster.tunnel import Tunnel
 from study.errors import StudyError
 from study.folders import cache_dir
 
@@ -90,11 +91,16 @@ class Head:
         """Run a command on the head, to its end.
 
         Raises:
-            StudyError: The head cannot be reached.
+            StudyError: The head cannot be reached, or `ray up` was never there.
         """
         done = subprocess.run(self.command(words), input=content, capture_output=True, text=True)
         if done.returncode == SSH_FAILED:
             raise StudyError(self.explain(done.stderr))
+        if done.returncode and f"{Path(ENVIRONMENT_FILE).name}: No such file" in done.stderr:
+            raise StudyError(
+                f"cluster {self.cluster} is not up: {self.address} has no {ENVIRONMENT_FILE}, "
+                "which `ray up` makes"
+            )
         return done
 
     def explain(self, message: str) -> str:
@@ -141,29 +147,25 @@ class Head:
             yield uri
             return
         port = (port if scheme == "http" else 0) or free_port()
-        process = subprocess.Popen(
+        tunnel = Tunnel(
             self.ssh("-N", "-L", f"127.0.0.1:{port}:[{host}]:{far}"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # ctrl-C is for us: we close it in order
+            f"the head of {self.cluster}",
+            lambda: _listens("127.0.0.1", port),
         )
         try:
-            self._await(process, port, is_server=scheme == "http")
+            self._await(tunnel, port, is_server=scheme == "http")
+            tunnel.keep()
             user, at, _ = parts.netloc.rpartition("@")
             yield urlunsplit(parts._replace(netloc=f"{user}{at}127.0.0.1:{port}"))
         finally:
-            process.terminate()
-            process.communicate()
+            tunnel.close()
 
-    def _await(self, process: subprocess.Popen[str], port: int, *, is_server: bool) -> None:
+    def _await(self, tunnel: Tunnel, port: int, *, is_server: bool) -> None:
         """Wait until a tunnel is open and, if it leads to MLflow, until that answers."""
         deadline = time.monotonic() + TUNNEL_SECONDS
         while time.monotonic() < deadline:
-            if process.poll() is not None:
-                assert process.stderr is not None
-                raise StudyError(self.explain(process.stderr.read()))
+            if tunnel.process.poll() is not None:
+                raise StudyError(self.explain(tunnel.last_words()))
             if not is_server and _listens("127.0.0.1", port):
                 return
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -233,6 +235,11 @@ def _read(file: Path) -> dict[str, Any]:
     for key in ("cluster_name", "provider"):
         if not config.get(key):
             raise StudyError(f"{file} is not a cluster file: `{key}` is missing")
+    for key in ("provider", "auth", "docker"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise StudyError(f"{file}: `{key}` is a section, but got {config[key]!r:.60}")
+    if not config["provider"].get("type"):
+        raise StudyError(f"{file}: `provider.type` is missing")
     return config
 
 

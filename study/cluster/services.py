@@ -6,7 +6,9 @@ again when it dies or falls silent, and ends when Ray ends: `ray down` leaves no
 and the store (`.mlflow` in the studies' folder) stays. On machines that are not switched off by
 `ray down` the worker's keeper ends what Ray leaves behind when the head is gone.
 
-The keeper's lock and log are in a folder of the host's own name: hosts may share a home.
+Should the keeper itself be killed, a study that runs starts another (`revive`), which takes the
+place of the server it finds. The keeper's lock and log are in a folder of the host's own name:
+hosts may share a home.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import psutil
 from study.cluster.places import MLFLOW_PORT
 from study.errors import StudyError
 from study.folders import studies_root
+from study.tracking.server import end_servers
 
 CHECK_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -41,13 +44,14 @@ AGAIN_SECONDS = 10.0
 
 PROCESS = {"head": "gcs_server", "worker": "raylet"}
 FOLDER = Path("~/.dml-study")
+LOG = "keeper.log"
 READY = "ready"
 TAIL_LINES = 3
 
 
 def main(arguments: list[str]) -> int:
     """Start the keeper of a role in the background, be it (`keep ROLE`), or end it (`stop`)."""
-    folder = FOLDER.expanduser() / socket.gethostname()
+    folder = own_folder()
     folder.mkdir(parents=True, exist_ok=True)
     if arguments == ["stop"]:
         stop(folder)
@@ -58,22 +62,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def own_folder() -> Path:
+    """Where this host's keeper has its lock and its log."""
+    return FOLDER.expanduser() / socket.gethostname()
+
+
 def start(folder: Path, role: str) -> int:
     """Start a keeper, and wait until it does what its role says.
 
     Returns:
         0, or 1 when it ended instead; then its last words are shown in one line.
     """
-    path = folder / "keeper.log"
-    with path.open("ab") as log:
-        written = path.stat().st_size
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "study.cluster.services", "keep", role],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    path = folder / LOG
+    written = path.stat().st_size if path.exists() else 0
+    keeper = _launch(folder, role)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and keeper.poll() is None:
         words = (folder / "keeper").read_text().split() if (folder / "keeper").exists() else []
@@ -88,6 +90,29 @@ def start(folder: Path, role: str) -> int:
     return 1
 
 
+def revive(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Start the head's keeper if there was one and it is gone without an end; gives it."""
+    path = folder / "keeper"
+    if not path.exists():
+        return None
+    with path.open("a+", encoding="utf-8") as lock:
+        lock.seek(0)
+        if READY not in lock.read() or not _hold(lock):
+            return None
+    return _launch(folder, "head")
+
+
+def _launch(folder: Path, role: str) -> subprocess.Popen[bytes]:
+    with (folder / LOG).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "study.cluster.services", "keep", role],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
 def keep(folder: Path, role: str) -> int:
     """Do what the role says until Ray ends here; leave at once when another keeper does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # in order: MLflow is ended, too
@@ -96,6 +121,7 @@ def keep(folder: Path, role: str) -> int:
             return 0
         _write(lock, str(os.getpid()))
         if role == "head":
+            end_servers(_store())  # one whose keeper was killed
             return _keep_mlflow(lock)
         _write(lock, f"{os.getpid()} {READY}")
         for _ in while_running(PROCESS[role]):
@@ -164,11 +190,14 @@ def stop(folder: Path) -> None:
     """End this node's keeper, if there is one, before Ray is started anew."""
     with (folder / "keeper").open("a+", encoding="utf-8") as lock:
         deadline = time.monotonic() + STOP_SECONDS
-        while not _hold(lock) and time.monotonic() < deadline:
+        while not (held := _hold(lock)) and time.monotonic() < deadline:
             lock.seek(0)
             with contextlib.suppress(ProcessLookupError, ValueError, IndexError):
                 os.kill(int(lock.read().split()[0]), signal.SIGTERM)
             time.sleep(0.3)
+        if held:
+            end_servers(_store())
+            _write(lock, "")  # nobody is to be revived
 
 
 def _write(lock: IO[str], words: str) -> None:
@@ -181,11 +210,14 @@ def _write(lock: IO[str], words: str) -> None:
 def _mlflow() -> Iterator[str]:
     from study.tracking.server import serve
 
-    folder = studies_root() / ".mlflow"
-    (folder / "artifacts").mkdir(parents=True, exist_ok=True)
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    with serve(uri, port=MLFLOW_PORT, artifact_root=folder / "artifacts") as address:
+    artifacts = studies_root() / ".mlflow" / "artifacts"
+    artifacts.mkdir(parents=True, exist_ok=True)
+    with serve(_store(), port=MLFLOW_PORT, artifact_root=artifacts) as address:
         yield address
+
+
+def _store() -> str:
+    return f"sqlite:///{studies_root() / '.mlflow' / 'mlflow.db'}"
 
 
 def _hold(lock: IO[str]) -> bool:

@@ -43,6 +43,6 @@ def command(name: str, go: bool, as_json: bool, root: Path | None, address: str 
         return 0
     points = settle(table, findings.models)
     if points.empty:
-        click.echo("no open claim can be settled by trials of this study")
+        click.echo("no open claim can be settled by trials of this study", err=as_json)
         return 0
     return run_points(name, root, points, reason="claim", address=address)

@@ -10,14 +10,15 @@ from study.commands.options import root_option
 
 
 def _columns(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    """Print the columns of a CSV of trials, and end."""
+    """Print the columns of a CSV of trials and a space file, and end."""
     if not asked:
         return
-    from study.importing import CSV_COLUMNS
+    from study.importing import CSV_COLUMNS, EXAMPLE
 
     width = max(map(len, CSV_COLUMNS))
     for name, meaning in CSV_COLUMNS.items():
         click.echo(f"{name:<{width}}  {meaning}")
+    click.echo(f"\nA space file, for example:\n\n{EXAMPLE}", nl=False)
     context.exit()
 
 
@@ -34,9 +35,13 @@ def _columns(context: click.Context, _: click.Parameter, asked: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_columns,
-    help="Print the columns of such a table, and end.",
+    help="Print the columns of such a table and an example of a space file, and end.",
 )
-@click.option("--space", type=click.Path(path_type=Path), help="YAML: what was searched.")
+@click.option(
+    "--space",
+    type=click.Path(path_type=Path),
+    help="YAML: what was searched; --columns prints an example.",
+)
 @click.option("--optuna", "optuna_", nargs=2, metavar="URL STUDY", help="Optuna storage and study.")
 @click.option("--tune", type=click.Path(path_type=Path), help="Folder of a Ray Tune run.")
 @click.option("--loss", help="With --optuna or --tune: the loss it is, of those in the space file.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,34 +16,38 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from search_spaces.claims import claim_from_dict
+from search_spaces.claims import Claim, claim_from_dict
 from search_spaces.space import Knob, Published, Space
 from study.errors import StudyError, nearest
-from study.importing.rows import first_line, mapping, plain_choices
+from study.importing.rows import as_number, first_line, mapping, plain_choices
 from study.table import TrialTable
 
 _SPACE_KEYS = ("objective", "epochs", "dataset", "backbone", "tolerance", "untrained", "losses")
 _LOSS_KEYS = ("paper", "knobs", "nuisance", "fixed", "published", "claims")
 _KNOB_KEYS = ("low", "high", "log", "step", "integer", "choices", "symbol", "latex", "unit")
 
+EXAMPLE = """\
+objective: map_at_r      # higher is better
+epochs: 40               # of a full trial; the longest one's when absent
+dataset: cub             # optional, as are backbone, tolerance and untrained
+untrained: 0.21          # the objective without training
+losses:
+  my_loss:
+    knobs:               # what was searched, each on the scale it was searched on
+      lr: {low: 1.0e-6, high: 1.0e-2, log: true, symbol: η}
+      batch_size: {low: 32, high: 256, step: 32, integer: true}
+      pooling: {choices: [avg, max]}
+    nuisance: [batch_size]                                  # optional
+    published: {lr: 1.0e-4, batch_size: 64, pooling: avg}   # optional
+    claims:                                                 # optional: what a paper says
+    - {name: lr-good, statement: 1e-4 is a good learning rate, source: a paper,
+       test: {kind: GoodValue, knob: lr, value: 1.0e-4}}
+"""
+"""A space file; `study import --columns` prints it."""
+
 
 def read_spaces(path: Path) -> tuple[dict[str, Space], dict[str, Any], float | None]:
-    """Spaces, protocol and the untrained backbone's score from a space file.
-
-    ```yaml
-    objective: map_at_r      # higher is better
-    epochs: 40               # of a full trial; the longest one's when absent
-    dataset: cub             # optional, as backbone, tolerance and untrained
-    losses:
-      my_loss:
-        knobs:
-          lr: {low: 1.0e-6, high: 1.0e-2, log: true, symbol: η}
-          batch_size: {low: 32, high: 256, step: 32, integer: true}
-          pooling: {choices: [avg, max]}
-        nuisance: [batch_size]                                  # optional
-        published: {lr: 1.0e-4, batch_size: 64, pooling: avg}   # optional
-    ```
-    """
+    """Spaces, protocol and the untrained backbone's score from a space file like `EXAMPLE`."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -58,10 +63,16 @@ def read_spaces(path: Path) -> tuple[dict[str, Space], dict[str, Any], float | N
     protocol: dict[str, Any] = {
         k: content[k] for k in ("dataset", "backbone", "tolerance") if k in content
     }
+    if "tolerance" in protocol and not as_number(protocol["tolerance"]) > 0:
+        raise StudyError(
+            f"{path}: `tolerance` must be a number above 0, got {protocol['tolerance']!r}"
+        )
     protocol["objective"] = str(content.get("objective", "score"))
     if epochs is not None:
         protocol["epochs"] = epochs
     untrained = content.get("untrained")
+    if untrained is not None and not math.isfinite(as_number(untrained)):
+        raise StudyError(f"{path}: `untrained` must be a number, got {untrained!r}")
     return spaces, protocol, None if untrained is None else float(untrained)
 
 
@@ -105,7 +116,10 @@ def _space(loss: str, content: Any, path: Path) -> Space:
     if not isinstance(described, dict) or not described:
         raise StudyError(f"{path}: {loss} needs `knobs`")
     knobs = {str(k): _knob(loss, str(k), v, path) for k, v in described.items()}
-    nuisance = [str(k) for k in content.get("nuisance", [])]
+    for key in ("nuisance", "claims"):
+        if not isinstance(content.get(key) or [], list):
+            raise StudyError(f"{path}: {loss}: `{key}` must be a list, got {content[key]!r:.60}")
+    nuisance = [str(k) for k in content.get("nuisance") or []]
     for name in nuisance:
         if name not in knobs:
             raise StudyError(f"{path}: {loss}: no knob {name!r}; {nearest(name, knobs)}")
@@ -118,12 +132,22 @@ def _space(loss: str, content: Any, path: Path) -> Space:
             paper=str(content.get("paper", "imported trials")),
             scientific={k: v for k, v in knobs.items() if k not in nuisance},
             nuisance={k: v for k, v in knobs.items() if k in nuisance},
-            fixed=dict(content.get("fixed", {})),
+            fixed=dict(content.get("fixed") or {}),
             published=(Published("space file", published),) if published else (),
-            claims=tuple(claim_from_dict(c) for c in content.get("claims", [])),
+            claims=tuple(_claim(c) for c in content.get("claims") or []),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StudyError(f"{path}: {first_line(error)}") from None
+
+
+def _claim(content: Any) -> Claim:
+    try:
+        return claim_from_dict(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"claim {content!r:.60} needs name, statement, source and a test with its kind "
+            f"({type(error).__name__}: {first_line(error)})"
+        ) from None
 
 
 def _knob(loss: str, name: str, content: Any, path: Path) -> Knob:

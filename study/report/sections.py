@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from search_spaces.space import Space
+from study.analyses import stopping
 from study.analyses.findings import Findings, LossFindings
 from study.analyses.surrogate import NAMES, Refusal
 from study.report.figures import (
@@ -203,12 +204,12 @@ def _search(findings: Findings) -> Section:
     ]
     if rows:
         frame = pd.concat(rows, ignore_index=True)
-        columns = ["loss", "epoch", "trials", "correlation", "low", "high", "best_kept", "verdict"]
         caption = (
             "Was early stopping safe? Rank correlation of early with final scores among trials "
-            "that nothing could stop"
+            "that nothing could stop; whether the best of them was in the better third then, and "
+            "whether the others' learning curves would have let it go on"
         )
-        blocks.append(Block(table=frame[columns], caption=caption))
+        blocks.append(Block(table=frame[["loss", *stopping.COLUMNS]], caption=caption))
     return Section("search", "The search", blocks)
 
 

@@ -137,7 +137,8 @@ def save(
     """Write `key.csv` and `key.tex`."""
     csv, tex = folder / f"{safe_name(key)}.csv", folder / f"{safe_name(key)}.tex"
     csv.write_text(frame.to_csv(index=False, lineterminator="\n", float_format="%.8g"), "utf-8")
-    tex.write_text(to_latex(frame, caption=caption, label=key, symbols=symbols), "utf-8")
+    label = safe_name(key)  # a loss may have a % in its name, which would end the line
+    tex.write_text(to_latex(frame, caption=caption, label=label, symbols=symbols), "utf-8")
     return [csv, tex]
 
 

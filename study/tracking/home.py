@@ -7,7 +7,6 @@ is already there changes nothing. So records may be replayed after any crash.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,19 +215,9 @@ class Home:
             self._client.set_terminated(run.run_id, status, end_time=_millis(moment))
         run.status = status
 
-    def log_text(self, run: KnownRun, text: str, file: str) -> None:
-        """Store a text as an artifact."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, file)
-            path.write_text(text, encoding="utf-8")
-            self._client.log_artifact(run.run_id, str(path))
-
-    def log_file(self, run: KnownRun, path: Path, folder: str) -> None:
-        """Store a file, or all that a directory holds, as artifacts."""
-        if not path.exists():
-            raise RefusedError(f"the artifact {path.name} is gone")
-        send = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-        send(run.run_id, str(path), folder or None)
+    def tag(self, run: KnownRun, key: str) -> str:
+        """A run's tag as the store has it now; empty when it has none."""
+        return str(self._client.get_run(run.run_id).data.tags.get(key, ""))
 
     def log_dataset(self, run: KnownRun, info: Mapping[str, Any]) -> None:
         """Log what the study's data are as an MLflow dataset."""

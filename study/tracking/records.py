@@ -33,6 +33,8 @@ STATUS: Mapping[State, RunStatus] = {
 KIND, STUDY, TRIAL, GROUP = "dml.kind", "dml.study", "dml.trial", "dml.group"
 OBJECTIVE = "dml.objective"
 STUDY_ID = "dml.study_id"
+GALLERY = "dml.gallery"
+"""On a loss: the trial whose gallery it shows."""
 PLAN_FILE = "plan.json"
 _PLAN_TAG, _PLAN_PART = "mlflow.dml.plan.", 4500
 TEST_PREFIX = "test/"

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlflow.exceptions import MlflowException
 
+from study.tracking import files
 from study.tracking import records as names
 from study.tracking.home import Home, KnownRun, RefusedError, is_permanent
 
@@ -247,7 +248,8 @@ class Replay:
             study, params=record["params"], tags={NOTE: record["note"], **names.plan_tags(plan)}
         )
         text = json.dumps(plan, ensure_ascii=False, indent=1)
-        self._store(("plan",), partial(self._home.log_text, study, text, names.PLAN_FILE))
+        plan_file = partial(files.store_text, self._home.client, study.run_id, text)
+        self._store(("plan",), partial(plan_file, names.PLAN_FILE))
         if record["dataset"]:
             self._home.log_dataset(study, record["dataset"])
         for loss in record["losses"]:
@@ -271,8 +273,18 @@ class Replay:
         if self._home.is_deleted(("trial", record["to"])):
             return
         run = self._home.known(self._target(record["to"]))
-        file = partial(self._home.log_file, run, Path(record["path"]), record["folder"])
-        self._store(_file(record), file)
+        file = partial(files.store, self._home.client, run.run_id, Path(record["path"]))
+        self._store(_file(record), partial(file, record["folder"], record.get("only")))
+
+    def _do_gallery(self, record: Record) -> None:
+        """Hang a picture on a loss and its best trial, and take it from the one best before."""
+        loss, path = self._home.known(("loss", record["loss"])), Path(record["path"])
+        former = ("trial", self._home.tag(loss, names.GALLERY))
+        if former[1] != record["trial"] and self._home.has(former):
+            files.remove(self._home.client, self._home.known(former).run_id, path.name)
+        self._home.write(loss, tags={names.GALLERY: record["trial"]})
+        for to in (record["trial"], record["loss"]):
+            self._do_artifact({"to": to, "path": record["path"], "folder": ""})
 
     def _target(self, to: str) -> tuple[str, ...]:
         if to == "study":

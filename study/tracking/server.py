@@ -21,6 +21,7 @@ from study.tracking.address import with_driver
 from study.tracking.redaction import redact
 
 ANSWER_SECONDS = 5.0
+STORE_VARIABLE = "MLFLOW_BACKEND_STORE_URI"
 
 
 @contextlib.contextmanager
@@ -79,6 +80,23 @@ def serve(
             _stop(process)
 
 
+def end_servers(uri: str) -> None:
+    """End the servers on a store that were left behind when whoever started them was killed.
+
+    They are known by the store in their environment: another server of this user is left alone.
+    """
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        if "mlflow" not in " ".join(process.info["cmdline"] or []):
+            continue
+        with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
+            group = os.getpgid(process.pid)
+            own = process.environ().get(STORE_VARIABLE) == with_driver(uri)
+            if own and group != os.getpgrp():
+                os.killpg(group, signal.SIGKILL)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port nobody listens on at the moment."""
     with socket.socket() as probe:
@@ -94,7 +112,7 @@ def _taken(host: str, port: int) -> bool:
 def _environment(uri: str) -> dict[str, str]:
     return {
         # The store's address may hold a password: not on the command line.
-        "MLFLOW_BACKEND_STORE_URI": with_driver(uri),
+        STORE_VARIABLE: with_driver(uri),
         "MLFLOW_TRACKING_URI": "",
         # Half a gigabyte of workers for evaluating language models, which no study needs.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

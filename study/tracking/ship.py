@@ -8,13 +8,15 @@ left, and ends. A server that does not answer is asked again, ever more seldom.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import subprocess
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -91,6 +93,26 @@ class Orders:
             return False
         self.closed = not os.read(self._file, 4096)
         return True
+
+
+def start(settings: Settings) -> subprocess.Popen[bytes]:
+    """A shipper in a process of its own; it ends when its standard input is closed."""
+    top, spool = Path(__file__).resolve().parents[2], Path(settings.spool)
+    path = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
+    with (spool / "shipper.log").open("ab") as log:
+        shipper = subprocess.Popen(
+            [sys.executable, "-m", "study.tracking.ship"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C is for the study; the shipper ends with its pipe
+        )
+    assert shipper.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        shipper.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+        shipper.stdin.flush()
+    return shipper
 
 
 def ship(settings: Settings, orders: Orders) -> None:

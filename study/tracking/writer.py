@@ -7,14 +7,10 @@ carries the lines to MLflow. A server that is down delays nothing and loses noth
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +22,7 @@ from study.tracking.address import is_database
 from study.tracking.local import ARTIFACTS
 from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
-from study.tracking.ship import Settings
+from study.tracking.ship import Settings, start
 from study.tracking.spool import Spool, Status, locked, read_status
 
 _log = logging.getLogger(__name__)
@@ -209,15 +205,30 @@ class Tracker:
         values = {metric_key(name, split): float(value) for name, value in metrics.items()}
         self._append("baseline", time.time(), step=int(split == "test"), metrics=values)
 
-    def artifact(self, path: Path, *, to: str, folder: str = "") -> None:
-        """Store a file or folder with the study, a loss or a trial; the newest copy stays.
+    def artifact(
+        self, path: Path, *, to: str, folder: str = "", only: Sequence[str] | None = None
+    ) -> None:
+        """Store a file or directory with the study, a loss or a trial; the newest copy stays.
 
         Args:
             path: Read when it is shipped, so it must stay there.
             to: "study", a loss's name or a trial's key.
-            folder: Where among the run's artifacts; empty for the top.
+            folder: Where among the run's artifacts; empty for the top. One that a directory is
+                stored in loses what the directory does not hold.
+            only: Names of the directory's files to store; None for all that is in it.
         """
-        self._append("artifact", time.time(), path=str(path.absolute()), to=to, folder=folder)
+        place = {"path": str(path.absolute()), "to": to, "folder": folder}
+        self._append("artifact", time.time(), **place, only=None if only is None else list(only))
+
+    def gallery(self, path: Path, *, loss: str, trial: str) -> None:
+        """Store a picture with a loss and its best trial; one that was best before loses its own.
+
+        Args:
+            path: Of one name for all trials of the loss; must stay there.
+            loss: Registry name.
+            trial: Key.
+        """
+        self._append("gallery", time.time(), path=str(path.absolute()), loss=loss, trial=trial)
 
     def note(self, text: str) -> None:
         """Replace the words on the parent run (Markdown)."""
@@ -312,23 +323,8 @@ class Tracker:
             _log.warning("Memory holds no more tracking records either; from here on some are lost")
 
     def _start_shipper(self) -> None:
-        top = Path(__file__).resolve().parents[2]
-        path = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
-        with (self._spool.folder / "shipper.log").open("ab") as log:
-            self._shipper = subprocess.Popen(
-                [sys.executable, "-m", "study.tracking.ship"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the study; the shipper ends with its pipe
-            )
+        self._shipper = start(self._settings)
         self._shipper_since = time.monotonic()
-        line = json.dumps(asdict(self._settings)) + "\n"
-        assert self._shipper.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._shipper.stdin.write(line.encode())
-            self._shipper.stdin.flush()
 
     def _revive_shipper(self) -> None:
         """A shipper that died (out of memory, killed) is replaced, not too often."""

@@ -22,6 +22,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces.scale import from_unit, to_unit
+from study.threads import one_thread
 from study.tuning.posterior import Posterior, fit_posterior
 
 Array = NDArray[np.float64]
@@ -63,6 +64,7 @@ class GaussianSampler(BaseSampler):
         """At random: there is no model of a knob that was never set."""
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
+    @one_thread
     def sample_relative(
         self,
         study: optuna.Study,

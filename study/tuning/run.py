@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from study.checks import check_tracking, describe_data, open_data
@@ -103,37 +104,23 @@ def run(
     started = time.monotonic()
     warned = Warned(home.directory / "warnings.txt", warn)
     with home.locked():
-        if (home.directory / "mlflow.db").exists():
-            relocate(home.directory)
-        if problem := check_tracking(plan):
-            warned(f"{problem}; records wait in the study's spool")
+        _open_store(home, plan, warned)
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir(), progress=building)
         data = describe_data(plan, bench)
         known = DataRecord(home.directory, data["fingerprint"])
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
-        with Tracker(
-            home.tracking_uri(plan),
-            spool=home.spool,
-            artifact_root=home.artifact_root(plan),
-            experiment=plan.name,
-            study_id=plan.study_id,
-        ) as tracker:
+        with _tracker(home, plan) as tracker:
             refused_before = tracker.status().refused
-            open_tracking(tracker, plan, data, ledger.samplers(), bench.dataset.lists)
-            tags = trial_tags(data)
-            tell_again(tracker, plan, home.directory, tags)
-            if any(p.ended for p in ledger.progress()):
-                _note(home, plan, tracker, ledger)
+            tags = _tell_what_is_known(home, plan, tracker, ledger, data, bench.dataset.lists)
             untrained = Untrained(plan, bench, known, tracker.baseline, warned)
             untrained.want(_splits(ledger.waiting, search), say)
-            listener = TrackingListener(tracker, plan, tags)
             files = _node_files(home, plan)
+            listener = TrackingListener(tracker, plan, tags)
             desk = _open_desk(home, plan, ledger, listener, warned, files, data["fingerprint"])
             vectors: Mapping[str, Any] = {}
             if not ledger.is_finished():
-                pause = REPORT_SECONDS if report else math.inf
                 resources = plan.file.resources
                 if address is not None and plan.file.storage.checkpoints is None:
                     say(UNSHARED)
@@ -141,7 +128,7 @@ def run(
                 lasting = Patience(resources, warned), watch, files, untrained
                 with (
                     ray_session(resources, address, say, on_death),
-                    Refresher(home, plan, tracker, seconds=pause) as refresher,
+                    Refresher(home, plan, tracker, seconds=_pause(report)) as refresher,
                     growth(plan.name, resources) as grown,
                 ):
                     show = _shower(desk, tick, refresher, grown, lasting)
@@ -168,6 +155,45 @@ def run(
             refused=told.refused - refused_before,
             tracking_error=told.error,
         )
+
+
+def _open_store(home: StudyHome, plan: Plan, warned: Warned) -> None:
+    """A store in the study's directory moves with it; one that does not answer is only said."""
+    if (home.directory / "mlflow.db").exists():
+        relocate(home.directory)
+    if problem := check_tracking(plan):
+        warned(f"{problem}; records wait in the study's spool")
+
+
+def _tracker(home: StudyHome, plan: Plan) -> Tracker:
+    return Tracker(
+        home.tracking_uri(plan),
+        spool=home.spool,
+        artifact_root=home.artifact_root(plan),
+        experiment=plan.name,
+        study_id=plan.study_id,
+    )
+
+
+def _tell_what_is_known(
+    home: StudyHome,
+    plan: Plan,
+    tracker: Tracker,
+    ledger: Ledger,
+    data: Mapping[str, Any],
+    lists: Sequence[Path],
+) -> dict[str, str]:
+    """Tell MLflow of the study and of all trials so far; gives the tags of its trials to come."""
+    open_tracking(tracker, plan, data, ledger.samplers(), lists)
+    tags = trial_tags(data)
+    tell_again(tracker, plan, home.directory, tags)
+    if any(p.ended for p in ledger.progress()):
+        _note(home, plan, tracker, ledger)
+    return tags
+
+
+def _pause(report: bool) -> float:
+    return REPORT_SECONDS if report else math.inf
 
 
 @contextlib.contextmanager

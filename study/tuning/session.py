@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from study.environment import environment
-from study.errors import RayError
+from study.errors import RayError, StudyError
 from study.file import ResourcesSection
 from study.tuning.growth import nodes_that_may_come
 from study.tuning.placement import alive_nodes, check_room, fitting, lack
@@ -22,6 +23,8 @@ STARTS = 3
 """A machine under load may take longer than the half minute Ray gives its own processes."""
 START_SECONDS = 120.0
 """A driver waits without limit for a Ray whose process was killed just as it connected to it."""
+
+CONNECT_SECONDS = 15.0
 
 WATCH_SECONDS = 1.0
 VITAL = ("gcs_server", "raylet")
@@ -43,6 +46,10 @@ def ray_session(
         say: Told in one line what is going on.
         on_death: Told, in a thread, why a Ray of our own will never answer again. Whoever waits
             for it waits for ever, so it had better end this process.
+
+    Raises:
+        StudyError: No Ray answers at the address, or a trial fits no node it has or may get.
+        RayError: Our own does not start, or died.
     """
     import ray
 
@@ -55,7 +62,7 @@ def ray_session(
         if address is None:
             _start(say, on_death)
         else:
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+            _connect(address)
     try:
         with contextlib.nullcontext() if address else _watched(on_death):
             alive = alive_nodes()
@@ -139,6 +146,23 @@ def _dead_part() -> str:
     node = worker._global_node
     dead = [kind for kind, _ in node.dead_processes() if kind in VITAL] if node else []
     return dead[0] if dead else ""
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdigit() and "/" not in host:  # Ray itself would go on trying for many minutes
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+        ray.shutdown()
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StudyError(
+            f"no Ray can be used at {address} ({reason}): `ray up FILE` or `ray start --head` "
+            "starts one"
+        ) from None
 
 
 def _start(say: Callable[[str], None], on_death: Callable[[str], None]) -> None:

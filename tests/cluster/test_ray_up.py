@@ -252,18 +252,23 @@ def answers_again(address: str) -> bool:
 
 
 def mlflow_comes_back(laptop: Laptop) -> None:
-    """The page is there through a tunnel; the server is killed; the same tunnel leads to a new."""
+    """The page is there through a tunnel; the server and whoever keeps it are killed; the same
+    tunnel leads to a new one.
+    """
     with ui(laptop, "far", "--cluster", "own.yaml") as address:
         server, _, page = address.partition("/#")
         assert "<title>MLflow</title>" in fetch(server)
         experiment = page.removeprefix("/experiments/").split("/")[0]
         path = f"{server}/api/2.0/mlflow/experiments/get?experiment_id={experiment}"
         assert json.loads(fetch(path))["experiment"]["name"] == "far"
+        keeper = laptop.head.running("study.cluster.services keep head")
+        assert len(keeper) == 1
         before = laptop.head.running("uvicorn")
         assert before
-        for process in before:
+        for process in keeper + before:
             os.kill(process, signal.SIGKILL)
         wait_until(lambda: answers_again(server), seconds=120, what="MLflow is back")
+        assert len(laptop.head.running("study.cluster.services keep head")) == 1
         assert not set(before) & set(laptop.head.running("uvicorn"))
         assert json.loads(fetch(path))["experiment"]["name"] == "far"
 

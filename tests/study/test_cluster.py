@@ -51,6 +51,26 @@ def test_ray_accepts_the_file_of_own_machines(venv: str | None) -> None:
     validate_config(prepare_config(config))
 
 
+def test_words_that_yaml_would_read_as_something_else_stay_words() -> None:
+    """A number, a truth value, minutes and seconds, a comment."""
+    text = own(name="2024", hosts=["no", "12", "10:20", "fd00::1"], user="007", key=Path("/k #1"))
+    config = yaml.safe_load(text)
+    assert config["cluster_name"] == "2024"
+    assert config["provider"]["head_ip"] == "no"
+    assert config["provider"]["worker_ips"] == ["12", "10:20", "fd00::1"]
+    assert config["auth"] == {"ssh_user": "007", "ssh_private_key": "/k #1"}
+
+
+def test_an_environment_in_the_home_of_each_host_is_found(tmp_path: Path) -> None:
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "told").symlink_to("/bin/true")
+    commands = yaml.safe_load(own(venv="~/env"))["setup_commands"]
+    script = f"{commands[0]} && . ~/.dml-study/env && command -v told"
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{tmp_path}/env/bin/told"
+
+
 def config_of(kind: str) -> dict[str, Any]:
     root = Path(__file__).resolve().parents[2]
     text = own() if kind == "onprem" else (root / "cluster.yaml").read_text()
@@ -129,6 +149,7 @@ def test_set_up_again_changes_nothing(kind: str, tmp_path: Path) -> None:
         ({"user": "me'"}, "user name"),
         ({"venv": "/x'; reboot '"}, "plain path"),
         ({"shared": "/a b"}, "plain path"),
+        ({"shared": "nfs/dml"}, "a path that every host has"),
     ],
 )
 def test_words_that_are_no_hosts_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -149,6 +170,7 @@ def test_words_that_are_no_hosts_are_refused(changes: dict[str, Any], message: s
         (["ui", "--cluster", "none.yaml"], "no cluster file"),
         (["stop", "s", "--cluster", "c.yaml", "--root", "x"], "--root is for studies of this"),
         (["run", "my.yaml", "--cluster", "c.yaml", "--address", "auto"], "--address is for"),
+        (["report", "s", "--cluster", "c.yaml", "--tracking-uri", "x"], "--tracking-uri is for"),
         (["run", "near.yaml", "--cluster", "c.yaml"], "name a path that every node has"),
     ],
 )
@@ -199,6 +221,9 @@ def test_the_head_of_own_machines_is_found_without_ray(tmp_path: Path) -> None:
             "`auth.ssh_user` takes a user name",
         ),
         ("{cluster_name: a, provider: {type: local}, docker: {container_name: c}}", "docker"),
+        ("{cluster_name: a, provider: local}", "`provider` is a section, but got 'local'"),
+        ("{cluster_name: a, provider: {head_ip: h}}", "`provider.type` is missing"),
+        ("{cluster_name: a, provider: {type: local, head_ip: h}, auth: me}", "`auth` is a section"),
     ],
 )
 def test_files_that_are_no_cluster_files(text: str, message: str, tmp_path: Path) -> None:

@@ -412,6 +412,10 @@ def test_trials_from_elsewhere_become_a_study(study: Any, tmp_path: Path) -> Non
     refused = study("refine", "theirs", "--trials", "3", "--run")
     assert refused.code == 2
     assert "was imported" in refused.err
+    status = study("status", "theirs")
+    assert status.code == 2
+    assert "theirs was imported: there is nothing to run; `study report`" in status.err
+    assert "did you mean 'theirs'?" in study("report", "their").err
     assert study("import", "theirs", "--csv", "trials.csv", "--space", "space.yaml").code == 2
     assert study("import", "other").code == 2
 

@@ -40,6 +40,9 @@ losses:
 """
 
 
+ONE = "losses: {m: {knobs: {a: {low: 0, high: 1}}}}"
+
+
 @pytest.fixture
 def space_file(tmp_path: Path) -> Path:
     path = tmp_path / "space.yaml"
@@ -268,6 +271,12 @@ def test_an_import_that_the_store_refuses_fails_and_leaves_nothing(
             "`a=3` is outside",
         ),
         ("a: [", "no readable YAML"),
+        (f"tolerance: wide\n{ONE}", "`tolerance` must be a number above 0, got 'wide'"),
+        (f"tolerance: -0.1\n{ONE}", "`tolerance` must be a number above 0, got -0.1"),
+        (f"untrained: low\n{ONE}", "`untrained` must be a number, got 'low'"),
+        ("losses: {m: {knobs: {a: {low: 0, high: 1}}, nuisance: a}}", "`nuisance` must be a list"),
+        ("losses: {m: {knobs: {a: {low: 0, high: 1}}, claims: {a: 1}}}", "`claims` must be a list"),
+        ("losses: {m: {knobs: {a: {low: 0, high: 1}}, claims: [{name: x}]}}", "claim"),
     ],
 )
 def test_bad_space_file_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
@@ -464,6 +473,45 @@ def test_tune_folder(tmp_path: Path) -> None:
         read_tune(tmp_path / "run", space, metric="accuracy")
 
 
+def test_a_tune_trial_that_was_started_again_is_read_once(tmp_path: Path) -> None:
+    """Tune goes on in the same log after a crash: epochs come twice, and the error file stays."""
+    space = Space("l", "", scientific={"lr": Knob(FloatDistribution(1e-5, 1e-1, log=True), "", "")})
+    _tune_trial(tmp_path / "run", "t_0", [0.1, 0.2, 0.3], 1e-3)
+    _tune_trial(tmp_path / "run", "t_1", [0.1, 0.2], 1e-2)
+    _tune_trial(tmp_path / "run", "t_2", [0.1, 0.2], 1e-2)
+    log = tmp_path / "run" / "t_1" / "result.json"
+    again = [{"acc": v, "training_iteration": i} for i, v in ((2, 0.25), (3, 0.35))]
+    cut = '\n{"acc": 0.4, "training_it'  # the machine was switched off
+    log.write_text(log.read_text() + "\n".join(map(json.dumps, again)) + cut)
+    for name in ("t_1", "t_2"):
+        (tmp_path / "run" / name / "error.txt").write_text("boom")
+    table = read_tune(tmp_path / "run", space, metric="acc")
+    assert list(table.trials["state"]) == ["finished", "finished", "failed"]
+    assert list(table.trials["epochs"]) == [3, 3, 2]
+    assert _curve(table, "l-0001") == {1: 0.1, 2: 0.25, 3: 0.35}
+
+
+def test_a_tune_metric_may_be_nested(tmp_path: Path) -> None:
+    space = Space("l", "", scientific={"lr": Knob(FloatDistribution(1e-5, 1e-1, log=True), "", "")})
+    _tune_trial(tmp_path / "run", "t_0", [], 1e-3)
+    (tmp_path / "run" / "t_0" / "result.json").write_text('{"eval": {"acc": 0.5}}\n')
+    assert list(read_tune(tmp_path / "run", space, metric="eval/acc").trials["score"]) == [0.5]
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "<script>alert(1)</script>", ""])
+def test_an_impossible_name_is_refused(
+    tmp_path: Path, space_file: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    csv = _csv(tmp_path, "a,b,mode,score\n0.1,0.1,x,1\n")
+    root = tmp_path / "studies"
+    with pytest.raises(SystemExit) as done:
+        main(["import", name, "--root", str(root), "--csv", str(csv), "--space", str(space_file)])
+    assert done.value.code == 2
+    assert "letters, digits" in capsys.readouterr().err
+    assert not root.exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["space.yaml", "trials.csv"]
+
+
 def test_a_tune_folder_comes_back_from_its_store(tmp_path: Path, imported: Importing) -> None:
     _tune_trial(tmp_path / "run", "t_0", [0.1, 0.2, 0.3], 1e-3)
     _tune_trial(tmp_path / "run", "t_1", [0.1], 1e-2)
@@ -503,11 +551,11 @@ def test_a_real_tune_run(tmp_path: Path, shared_ray: None) -> None:
     assert set(table.trials["state"]) == {"finished"}
 
 
-def test_the_columns_of_a_csv_are_told() -> None:
+def test_the_columns_of_a_csv_and_a_space_file_are_told(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from study.commands.import_trials import command
-    from study.importing import CSV_COLUMNS
+    from study.importing import CSV_COLUMNS, read_spaces
 
     said = CliRunner().invoke(command, ["--columns"])
     assert said.exit_code == 0
@@ -515,3 +563,9 @@ def test_the_columns_of_a_csv_are_told() -> None:
         assert any(
             line.startswith(name) and line.endswith(meaning) for line in said.output.splitlines()
         )
+    example = tmp_path / "example.yaml"
+    example.write_text(said.output.split("for example:")[1], "utf-8")
+    spaces, protocol, untrained = read_spaces(example)
+    assert list(spaces["my_loss"].searched) == ["lr", "pooling", "batch_size"]
+    assert [c.name for c in spaces["my_loss"].claims] == ["lr-good"]
+    assert (protocol["epochs"], untrained) == (40, 0.21)

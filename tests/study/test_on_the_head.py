@@ -7,6 +7,7 @@ import fcntl
 import http.server
 import io
 import os
+import signal
 import socket
 import socketserver
 import subprocess
@@ -28,6 +29,7 @@ from study.main import main
 from study.plan import load_plan, save_plan
 from study.planning import build_plan
 from study.read_file import read_study_file
+from study.tracking.server import STORE_VARIABLE
 from tests.study.tuning_simulation import drive, make_plan, open_ledger
 from trainables.hosts import of_this_host
 
@@ -250,6 +252,37 @@ def test_a_server_that_dies_or_falls_silent_is_started_again_until_ray_ends(
     said = capsys.readouterr().out
     assert said.count("the MLflow server is gone; starting it again\n") == 2
     assert said.count("the disk is full\n") == 1
+
+
+def test_a_killed_keeper_is_revived_and_takes_the_place_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that was ready and did not end in order; and another's server is left alone."""
+    monkeypatch.setenv("DML_STUDY_HOME", str(tmp_path))
+    launched: list[str] = []
+    monkeypatch.setattr(services, "_launch", lambda folder, role: launched.append(role))
+    path = tmp_path / "keeper"
+    assert services.revive(tmp_path) is None
+    for words, alive in (("", False), ("17", False), ("17 ready", True), ("17 ready", False)):
+        path.write_text(words)
+        with path.open("a+") as lock:
+            assert not alive or services._hold(lock)
+            services.revive(tmp_path)
+    assert launched == ["head"], "the last one"
+
+    code = [sys.executable, "-c", "import time; time.sleep(60)  # mlflow"]
+    own = {**os.environ, STORE_VARIABLE: services._store()}
+    left = subprocess.Popen(code, env=own, start_new_session=True)
+    other = subprocess.Popen(code, env={**own, STORE_VARIABLE: "sqlite:///x"})
+    try:
+        services.stop(tmp_path)
+        assert left.wait(timeout=10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()
+    assert path.read_text() == "", "ended in order: nobody is to be revived"
 
 
 def test_names_that_are_no_names_start_nothing(head_folder: Path) -> None:

@@ -12,15 +12,19 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from study.cluster import attach as attach_module
 from study.cluster import head as head_module
-from study.cluster.attach import reached
+from study.cluster import tunnel as tunnel_module
+from study.cluster.attach import follow, reached, show
 from study.cluster.head import Head
 from study.errors import StudyError
 from study.plan import save_plan
@@ -120,6 +124,65 @@ def test_a_study_is_read_from_the_server_its_file_names(
         pass
     with pytest.raises(StudyError, match="no study 'fa'"), reached(cluster, ["fa"]):
         pass
+
+
+def test_a_tunnel_that_breaks_is_opened_again(
+    cluster: Path,
+    server: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As when a laptop slept; at its end it stays closed."""
+    monkeypatch.setattr(tunnel_module, "RETRY_SECONDS", (0.05,))
+    keep(tmp_path, "far", f"http://127.0.0.1:{server}")
+    ours = psutil.Process()
+    with reached(cluster, ["far"]) as (near,):
+        (tunnel,) = [child for child in ours.children() if child.name() == "ssh"]
+        tunnel.kill()
+        wait_for(lambda: "connected again" in capfd.readouterr().err)
+        with urllib.request.urlopen(near, timeout=10) as answer:
+            assert int(answer.read()) == server
+    assert not [child for child in ours.children() if child.name() == "ssh"]
+
+
+def test_a_head_where_ray_up_never_was_says_so(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_module, "ENVIRONMENT_FILE", str(tmp_path / "none" / "env"))
+    with pytest.raises(StudyError, match=r"cluster near is not up: .*`ray up` makes"):
+        show(cluster, ["status"])
+
+
+def test_following_a_head_that_is_not_there_ends_at_once(cluster: Path) -> None:
+    """Only a connection that was there can be lost."""
+    config = yaml.safe_load(cluster.read_text())
+    config["auth"]["ssh_proxy_command"] = "false"
+    cluster.write_text(yaml.safe_dump(config))
+    with pytest.raises(StudyError, match="cannot reach the head of near"):
+        follow(cluster, "far")
+
+
+def test_output_arrives_as_it_was_written_however_it_is_cut(
+    cluster: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(attach_module, "CHUNK", 1)
+    folder = tmp_path / "studies" / ".runs" / "far"
+    folder.mkdir(parents=True)
+    (folder / "log").write_text("größer ✓\n", encoding="utf-8")
+    (folder / "exit").write_text("0")
+    assert follow(cluster, "far") == 0
+    assert capsys.readouterr().out == "größer ✓\n"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_password_stays_in_the_address_through_the_tunnel(

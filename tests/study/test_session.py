@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import ray
 
-from study.errors import RayError
+from study.errors import RayError, StudyError
 from study.file import ResourcesSection
+from study.tracking.server import free_port
 from study.tuning import session
 
 
@@ -36,3 +37,24 @@ def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         pass
     assert told == ["Ray did not start in 0 s"]
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:{}"])
+def test_an_address_where_no_ray_is_is_one_line_at_once(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing listens Ray is not even asked: it would try for many minutes."""
+    asked: list[str] = []
+
+    def none(**options: Any) -> None:
+        asked.append(options["address"])
+        raise ConnectionError("Could not find any running Ray instance.\nMore words.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", none)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    address = address.format(free_port())
+    with pytest.raises(StudyError, match=f"no Ray can be used at {address}") as found:
+        session.check_cluster(ResourcesSection(), address)
+    assert "\n" not in str(found.value)
+    assert asked == (["auto"] if address == "auto" else [])

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,14 @@ from tests.study.demo import demo_problems
 from tests.study.synthetic import Plan, make_table
 
 
-def test_helpers_do_part_of_the_work_and_results_keep_their_order() -> None:
+def test_helpers_do_part_of_the_work_and_results_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With our code: what lies in the folder we are called from has another's."""
+    for name in ("study/__init__.py", "tests/__init__.py", "pickle.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
     found = each(partial(helped.squared, os.getpid()), range(12), helpers=1)
     assert [square for square, _ in found] == [n * n for n in range(12)]
     assert {away for _, away in found} == {True, False}

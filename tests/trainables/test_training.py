@@ -17,7 +17,7 @@ from trainables.data.dataset import Dataset, Part
 from trainables.features import compute_features
 from trainables.model import EmbeddingModel, pool
 from trainables.optimizer import MovementCheck, build_optimizer, check_groups, decay_factor
-from trainables.replica import DivergedError, Replica, embed
+from trainables.replica import DivergedError, Replica, embed, to_inputs
 from trainables.restored import network_weights, validation_vectors
 from trainables.retrieval import nmi
 from trainables.settings import Settings, TrialSpec, settings_from
@@ -106,6 +106,24 @@ def test_a_network_alone_is_restored_from_a_checkpoint(
     replica = training.replicas[0]
     expected = embed(replica.model, replica.task.score, replica.augment)
     assert np.array_equal(validation_vectors(spec, own, restored), expected)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "pml:LargeMarginSoftmaxLoss"])
+def test_losses_that_count_lengths_see_them(loss: str, bench: Bench) -> None:
+    """Of unit vectors a softmax over inner products could hardly tell classes apart."""
+    spec = replace(spec_of("triplet"), loss=loss, loss_knobs={})
+    replica = Training(spec, bench).replicas[0]
+    replica.model.head.weight.data *= 20.0
+    batch = np.arange(0, 64, 2)
+    value = replica.gradients(batch, torch.Generator().manual_seed(1))
+    inputs = to_inputs(
+        replica.task.train.read(batch), replica.augment, torch.Generator().manual_seed(1)
+    )
+    with torch.no_grad():
+        vectors = replica.model.head(replica.model.features(inputs))
+        labels = torch.from_numpy(replica.task.train.labels[batch])
+        assert value == pytest.approx(float(replica.loss(vectors, labels)), rel=1e-4)
+        assert value != pytest.approx(float(replica.loss(replica.model(inputs), labels)), rel=1e-2)
 
 
 def test_training_learns_unseen_classes(bench: Bench) -> None:

@@ -15,6 +15,7 @@ from trainables.losses.registry import (
     LOSSES,
     LossInfo,
     build_loss,
+    counts_lengths,
     loss_info,
     loss_knobs,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "KnobInfo",
     "LossInfo",
     "build_loss",
+    "counts_lengths",
     "loss_info",
     "loss_knobs",
     "reseed",

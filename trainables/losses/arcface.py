@@ -21,7 +21,8 @@ class AngularMargin(nn.Module):
     """Own similarity cos(t) -> cos(t + m), m in radians.
 
     The slope in the cosine grows as 1 / sin(t), while the cosine's own slope in the vectors
-    shrinks as sin(t). The sine is kept from zero, so that their product stays finite at +-1.
+    shrinks as sin(t). In the slope, not in the value, the sine is kept from zero, so that their
+    product stays finite at +-1.
     """
 
     def __init__(self, m: float) -> None:
@@ -33,7 +34,9 @@ class AngularMargin(nn.Module):
     def forward(self, similarity: Tensor) -> Tensor:
         """Own logit before scaling."""
         smallest = torch.finfo(similarity.dtype).eps
-        sine = ((1.0 - similarity) * (1.0 + similarity)).clamp(min=smallest).sqrt()
+        square = (1.0 - similarity) * (1.0 + similarity)
+        sine = square.clamp(min=smallest).sqrt()
+        sine = sine + (square.detach().clamp(min=0.0).sqrt() - sine.detach())
         turned = similarity * math.cos(self.m) - sine * math.sin(self.m)
         beyond = similarity - self.m * math.sin(self.m)
         return torch.where(similarity >= -math.cos(self.m), turned, beyond)

@@ -194,6 +194,14 @@ def loss_info(name: str) -> LossInfo:
     )
 
 
+def counts_lengths(name: str) -> bool:
+    """Whether a loss wants embeddings as they are; the others see only their directions.
+
+    Losses of pytorch-metric-learning normalise for themselves, where they do.
+    """
+    return name.startswith(PML) or not loss_info(name).on_sphere
+
+
 def _parse(name: str) -> tuple[str, bool]:
     host = name.removesuffix(SYNTHESIS)
     plugin = host != name

@@ -263,6 +263,15 @@ def test_stopping_is_safe_only_if_early_ranks_are_final_ranks(crossing: bool, ve
     rows = stopping.analyse(table, "a")
     assert len(rows) == 2
     assert set(rows["verdict"]) == {verdict}
+    # Curves that turn together are foretold all the same.
+    assert rows["best_foretold"].all()
+    # One that alone rises from the bottom is not: it would have been stopped.
+    free = table.trials[table.trials["origin"] != "repeat"]
+    best = free.set_index("trial")["score"].idxmax()
+    its_own = (table.curves["trial"] == best) & (table.curves["epoch"] <= 20)
+    worst = table.curves["score"].where(~its_own, 0.9 if crossing else 0.1)
+    rows = stopping.analyse(replace(table, curves=table.curves.assign(score=worst)), "a")
+    assert not rows["best_foretold"].any()
 
 
 # Comparison
@@ -422,6 +431,15 @@ def test_claims_about_losses(demo_findings: Findings, claim: BetterLoss, verdict
     assert found.verdict == verdict
     assert found.evidence
     assert (found.settle == "") == (verdict != "cannot tell")
+
+
+def test_faster_counts_epochs_and_not_scores(demo_findings: Findings) -> None:
+    """A log that has every ninth epoch of one loss has not reached anything after one epoch."""
+    table, claim = demo_findings.table, Claim("c", "", "", FasterLoss("circle"))
+    sparse = table.curves["trial"].str.startswith("proxy_anchor") & (table.curves["epoch"] % 9 > 0)
+    thin = replace(table, curves=table.curves[~sparse])
+    evidence = claims.judge(thin, demo_findings.models, "proxy_anchor", claim).evidence
+    assert re.search(r"after (9|18|27) epochs", evidence), evidence
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import jsonschema
+import pandas as pd
 import pytest
 from optuna.distributions import FloatDistribution
 
@@ -102,6 +104,12 @@ def test_a_symbol_of_two_knobs_keeps_their_names() -> None:
         scientific={n: Knob(FloatDistribution(0, 1), "α", "", r"\alpha") for n in ("p", "q_r")},
     )
     assert tables.symbols([twice]) == {"p": r"$\alpha$ (p)", "q_r": r"$\alpha$ (q\_r)"}
+
+
+def test_a_loss_with_a_comment_in_its_name_has_a_latex_label(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"loss": ["50%_{x}"]})
+    tex = tables.save(frame, tmp_path, "stable-50%_{x}", caption="of 50%_{x}")[1]
+    assert not re.search(r"(?<!\\)%", tex.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", ".hidden", "x" * 300 + "é"])

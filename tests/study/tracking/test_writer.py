@@ -24,7 +24,6 @@ from study.errors import StudyError
 from study.tracking.home import is_permanent
 from study.tracking.local import default_uri
 from study.tracking.reader import read_table
-from study.tracking.spool import is_waiting
 from study.tracking.writer import Tracker
 
 
@@ -264,61 +263,6 @@ def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
     assert {name: run.info.run_id for name, run in after.items()} == {
         name: run.info.run_id for name, run in before.items() if name != gone
     }
-
-
-def test_files_reach_study_loss_and_trial(
-    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
-) -> None:
-    page, plots = tmp_path / "report.html", tmp_path / "plots"
-    page.write_text("<p>old</p>", encoding="utf-8")
-    plots.mkdir()
-    (plots / "alpha.png").write_bytes(b"png")
-    tracker = open_tracker(study_dir)
-    story.open(tracker)
-    story.trial(tracker, story.record("circle", 1))
-    tracker.artifact(page, to="study", folder="report")
-    tracker.artifact(plots, to="circle", folder="response")
-    tracker.artifact(page, to="circle-0001")
-    tracker.artifact(tmp_path / "gone.html", to="study")
-    assert tracker.flush(60.0)
-    page.write_text("<p>new</p>", encoding="utf-8")
-    tracker.artifact(page, to="study", folder="report")
-    assert tracker.flush(60.0)
-    assert tracker.status().refused == 1
-    runs = _runs(default_uri(study_dir))
-    client = MlflowClient(default_uri(study_dir))
-    new = client.download_artifacts(runs["groceries"].info.run_id, "report/report.html")
-    assert Path(new).read_text() == "<p>new</p>"
-    assert [f.path for f in client.list_artifacts(runs["circle"].info.run_id, "response")] == [
-        "response/alpha.png"
-    ]
-    trial = next(run for name, run in runs.items() if name.startswith("circle-001"))
-    assert [f.path for f in client.list_artifacts(trial.info.run_id)] == ["report.html"]
-
-
-def test_a_file_that_cannot_be_stored_holds_up_nothing_else(
-    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
-) -> None:
-    page, artifacts = tmp_path / "report.html", study_dir / "artifacts"
-    page.write_text("<p>new</p>", encoding="utf-8")
-    artifacts.write_text("a file where the folder should be", encoding="utf-8")
-    tracker = open_tracker(study_dir, patience=0.2)
-    story.open(tracker)
-    tracker.artifact(page, to="study", folder="report")
-    story.trial(tracker, story.record("circle", 1))
-    assert tracker.flush(60.0)
-    status = tracker.status()
-    assert (status.unstored, status.refused) == (2, 0)  # the plan's own file, too
-    assert "a file cannot be stored" in status.error
-    trials = read_table(default_uri(study_dir), "groceries").trials
-    assert trials["state"].tolist() == ["finished"]
-    assert is_waiting(study_dir / "spool")
-    artifacts.unlink()
-    assert tracker.close(60.0)
-    assert (tracker.status().unstored, tracker.status().error) == (0, "")
-    assert not is_waiting(study_dir / "spool")
-    assert [path.read_text() for path in artifacts.rglob("report.html")] == ["<p>new</p>"]
-    assert list(artifacts.rglob("plan.json"))
 
 
 def test_more_settings_and_metrics_than_one_request_takes(

@@ -214,6 +214,20 @@ def test_classic_proxy_nca_may_be_negative(make_loss: Make) -> None:
         make_loss("proxy_nca", n_classes=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_arcface_on_and_opposite_its_proxy(dtype: torch.dtype, make_loss: Make) -> None:
+    """Angles of exactly 0 and pi: the value is the formula's, the gradient finite."""
+    loss = make_loss("arcface", gamma=4.0, m=0.5, n_classes=3, dim=3, dtype=dtype)
+    loss.proxies.data = torch.eye(3, dtype=dtype)
+    for sign, own in ((1.0, math.cos(0.5)), (-1.0, -1.0 - 0.5 * math.sin(0.5))):
+        x = (sign * torch.eye(3, dtype=dtype)[:1]).requires_grad_()
+        value = loss(x, torch.tensor([0]))
+        expected = math.log1p(2.0 * math.exp(-4.0 * own))
+        assert math.isclose(float(value.detach()), expected, rel_tol=4 * torch.finfo(dtype).eps)
+        for gradient in torch.autograd.grad(value, [x, loss.proxies]):
+            assert torch.isfinite(gradient).all()
+
+
 def test_arcface_gradient_is_the_true_one(make_loss: Make) -> None:
     """d cos(t + m) / dt = -sin(t + m), also close to t = 0 where 1 / sin(t) is large."""
     loss = make_loss("arcface", gamma=1.0, m=0.5, n_classes=2, dim=3)

@@ -1,0 +1,130 @@
+"""Are a study's files with the runs they belong to: the newest ones, and no others?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from study.tracking.local import default_uri
+from study.tracking.reader import read_table
+from study.tracking.spool import is_waiting
+
+
+def _runs(client: MlflowClient, study: str) -> dict[str, Run]:
+    """Runs by the first word of their names."""
+    experiment = client.get_experiment_by_name(study)
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    return {run.info.run_name.split(" ")[0]: run for run in runs}
+
+
+def _files(client: MlflowClient, run: Run, folder: str | None = None) -> list[str]:
+    found: list[str] = []
+    for item in client.list_artifacts(run.info.run_id, folder):
+        found += _files(client, run, item.path) if item.is_dir else [item.path]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["database", "server"])
+def test_what_a_shorter_report_and_a_new_best_trial_leave_behind_goes(
+    kind: str,
+    study_dir: Path,
+    tmp_path: Path,
+    open_tracker: Any,
+    story: Any,
+    request: pytest.FixtureRequest,
+) -> None:
+    uri = request.getfixturevalue("mlflow_server") if kind == "server" else None
+    report, gallery = tmp_path / "report", tmp_path / "circle.png"
+    figures = report / "figures"
+    figures.mkdir(parents=True)
+    gallery.write_bytes(b"of the first")
+    for name in ("index.html", "figures/response-circle.png", "figures/sweep-circle.png"):
+        (report / name).write_bytes(b"old")
+    tracker = open_tracker(study_dir, uri, experiment="short")
+    tracker.open_study(name="short", plan=story.plan, losses=["circle"], note="")
+    for number in (1, 2):
+        story.trial(tracker, story.record("circle", number))
+    tracker.artifact(report, to="study", folder="report")
+    tracker.artifact(figures, to="circle", folder="figures", only=["sweep-circle.png"])
+    tracker.gallery(gallery, loss="circle", trial="circle-0001")
+    assert tracker.flush(60.0)
+    client = MlflowClient(uri or default_uri(study_dir))
+    runs = _runs(client, "short")
+    client.log_text(runs["short"].info.run_id, "of a person", "notes.txt")
+    assert _files(client, runs["circle"]) == ["circle.png", "figures/sweep-circle.png"]
+    assert _files(client, runs["circle-001"]) == ["circle.png"]
+
+    (figures / "sweep-circle.png").unlink()
+    for path in (report / "index.html", gallery):
+        path.write_bytes(b"new")
+    tracker.artifact(report, to="study", folder="report")
+    tracker.artifact(figures, to="circle", folder="figures", only=["response-circle.png"])
+    for _ in range(2):  # told twice, as after a crash
+        tracker.gallery(gallery, loss="circle", trial="circle-0002")
+        assert tracker.flush(60.0)
+    assert _files(client, runs["short"]) == [
+        *("notes.txt", "plan.json", "report/figures/response-circle.png", "report/index.html")
+    ]
+    assert _files(client, runs["circle"]) == ["circle.png", "figures/response-circle.png"]
+    assert _files(client, runs["circle-001"]) == []
+    assert _files(client, runs["circle-002"]) == ["circle.png"]
+    for run in ("circle", "circle-002"):
+        path = client.download_artifacts(runs[run].info.run_id, "circle.png")
+        assert Path(path).read_bytes() == b"new"
+    assert tracker.status().refused == 0
+
+
+def test_files_reach_study_loss_and_trial(
+    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+) -> None:
+    page, plots = tmp_path / "report.html", tmp_path / "plots"
+    page.write_text("<p>old</p>", encoding="utf-8")
+    plots.mkdir()
+    (plots / "alpha.png").write_bytes(b"png")
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    story.trial(tracker, story.record("circle", 1))
+    tracker.artifact(page, to="study", folder="report")
+    tracker.artifact(plots, to="circle", folder="response")
+    tracker.artifact(page, to="circle-0001")
+    tracker.artifact(tmp_path / "gone.html", to="study")
+    assert tracker.flush(60.0)
+    page.write_text("<p>new</p>", encoding="utf-8")
+    tracker.artifact(page, to="study", folder="report")
+    assert tracker.flush(60.0)
+    assert tracker.status().refused == 1
+    client = MlflowClient(default_uri(study_dir))
+    runs = _runs(client, "groceries")
+    new = client.download_artifacts(runs["groceries"].info.run_id, "report/report.html")
+    assert Path(new).read_text() == "<p>new</p>"
+    assert _files(client, runs["circle"]) == ["response/alpha.png"]
+    assert _files(client, runs["circle-001"]) == ["report.html"]
+
+
+def test_a_file_that_cannot_be_stored_holds_up_nothing_else(
+    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+) -> None:
+    page, artifacts = tmp_path / "report.html", study_dir / "artifacts"
+    page.write_text("<p>new</p>", encoding="utf-8")
+    artifacts.write_text("a file where the folder should be", encoding="utf-8")
+    tracker = open_tracker(study_dir, patience=0.2)
+    story.open(tracker)
+    tracker.artifact(page, to="study", folder="report")
+    story.trial(tracker, story.record("circle", 1))
+    assert tracker.flush(60.0)
+    status = tracker.status()
+    assert (status.unstored, status.refused) == (2, 0)  # the plan's own file, too
+    assert "a file cannot be stored" in status.error
+    trials = read_table(default_uri(study_dir), "groceries").trials
+    assert trials["state"].tolist() == ["finished"]
+    assert is_waiting(study_dir / "spool")
+    artifacts.unlink()
+    assert tracker.close(60.0)
+    assert (tracker.status().unstored, tracker.status().error) == (0, "")
+    assert not is_waiting(study_dir / "spool")
+    assert [path.read_text() for path in artifacts.rglob("report.html")] == ["<p>new</p>"]
+    assert list(artifacts.rglob("plan.json"))
