@@ -23,6 +23,7 @@ LIST_BYTES = 256 * 2**20  # of candidates held at a time, which few large classe
 CANDIDATE_BYTES = 128  # its value, index, exact value, flags, and the copies that sorting makes
 SPARE = 8  # candidates beyond those needed, which absorb near-ties of the float32 pass
 CROWD = 512  # among more near-ties of one query, equal vectors are compared once
+PAIR_COST = 32  # an exact comparison of two vectors costs as much as so many float64 products
 
 
 @dataclass(frozen=True)
@@ -169,51 +170,94 @@ def _ordered(
     """Indices and similarities of the k nearest, exactly ordered, from float32 products."""
     n_items = similarities.shape[1] - left_out
     coarse, found = top(similarities, min(k + SPARE, n_items))
-    found, values, crowded = settle(
-        queries, items, index, coarse, found, coarse + offsets[:, None], items.margin, k, n_items
-    )
-    for row in crowded.tolist():
-        near = torch.nonzero(similarities[row] >= coarse[row, k - 1] - items.margin)[:, 0]
-        exact = cosines_of(queries, items, index[row], near)
-        found[row], values[row] = _best(near, exact, k)
+    unsure = near_ties(coarse, items.margin)
+    if PAIR_COST * int(unsure.sum()) > similarities.numel():
+        # Long lists, or vectors that hardly differ: float64 products of all cost less.
+        return _finely_ordered(queries, items, index, k, left_out)
+    values = coarse + offsets[:, None]
+    found, values, crowded = settle(queries, items, index, unsure, found, values, k, n_items)
+    if len(crowded):
+        at = torch.from_numpy(crowded).to(found.device)
+        found[at], values[at] = _finely_ordered(queries, items, index[at], k, left_out)
     return found, values
+
+
+def _finely_ordered(
+    queries: Vectors, items: Vectors, index: Tensor, k: int, left_out: int
+) -> tuple[Tensor, Tensor]:
+    """The same from float64 products; pairs are compared where these leave the order open."""
+    device, n_items = index.device, len(items) - left_out
+    count = min(k + SPARE, n_items)
+    indices = torch.empty((len(index), k), dtype=torch.int64, device=device)
+    cosines_found = torch.empty((len(index), k), dtype=torch.float64, device=device)
+    step = max(1, min(BLOCK_BYTES // (8 * len(items)), list_rows(count)))
+    for start in range(0, len(index), step):
+        part = slice(start, start + step)
+        fine = _fine_products(queries, items, index[part])
+        if left_out:
+            fine.scatter_(1, index[part, None], -torch.inf)
+        best, found = top(fine, count)
+        unsure = near_ties(best, items.fine_margin)
+        found, values, crowded = settle(
+            queries, items, index[part], unsure, found, best.clone(), k, n_items
+        )
+        for row in crowded.tolist():
+            near = torch.nonzero(fine[row] >= best[row, k - 1] - items.fine_margin)[:, 0]
+            exact = cosines_of(queries, items, index[part][row], near)
+            found[row], values[row] = _best(near, exact, k)
+        indices[part], cosines_found[part] = found, values
+    return indices, cosines_found
+
+
+def _fine_products(queries: Vectors, items: Vectors, index: Tensor) -> Tensor:
+    """float64 cosines of some queries with all items."""
+    out = torch.empty((len(index), len(items)), dtype=torch.float64, device=index.device)
+    unit = queries.unit(index).to(torch.float64)
+    for start in range(0, len(items), PART):
+        part = slice(start, start + PART)
+        out[:, part] = unit @ items.unit(part).to(torch.float64).T
+    return out
+
+
+def near_ties(sorted_values: Tensor, margin: float) -> Tensor:
+    """Which values are so close to the next larger or smaller one that their order is open."""
+    close = sorted_values[:, :-1] - sorted_values[:, 1:] <= margin
+    unsure = torch.zeros_like(sorted_values, dtype=torch.bool)
+    unsure[:, 1:] |= close
+    unsure[:, :-1] |= close
+    return unsure
 
 
 def settle(
     queries: Vectors,
     items: Vectors,
     index: Tensor,
-    coarse: Tensor,
+    unsure: Tensor,
     found: Tensor,
     values: Tensor,
-    margin: float,
     k: int,
     n_items: int,
 ) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
-    """Order candidates exactly, where float32 values closer than `margin` leave it open.
+    """Order candidates exactly where that is open.
 
     Args:
         index: The queries, (rows,).
-        coarse: float32 values of each query's most similar items, largest first.
-        found: These items; as `values`, changed in place.
-        values: The cosines of float32 accuracy, float64.
+        unsure: Which candidates of each query have `near_ties`, the most similar first.
+        found: The candidates; as `values`, changed in place.
+        values: Their cosines, float64, as good as they are known.
         n_items: How many items each query could find.
 
     Returns:
         Items and cosines of the k nearest, and the queries (their places in `index`) for which
         that is not sure: a run of near-ties reaches the last candidate and may go on behind it.
     """
-    close = coarse[:, :-1] - coarse[:, 1:] <= margin
-    unsure = torch.zeros_like(coarse, dtype=torch.bool)
-    unsure[:, 1:] |= close
-    unsure[:, :-1] |= close
-    at, place = torch.nonzero(unsure, as_tuple=True)
+    crowded = torch.zeros(len(index), dtype=torch.bool, device=unsure.device)
+    if unsure.shape[1] < n_items:
+        crowded = unsure[:, k - 1 :].all(dim=1)
+    at, place = torch.nonzero(unsure & ~crowded[:, None], as_tuple=True)
     values[at, place] = cosines(queries, items, index[at], found[at, place])
     rows = unsure.any(dim=1).nonzero()[:, 0]
     found[rows], values[rows] = _sorted(found[rows], values[rows])
-    crowded = torch.zeros(len(index), dtype=torch.bool)
-    if coarse.shape[1] < n_items:
-        crowded = unsure[:, k - 1 :].all(dim=1)
     return found[:, :k], values[:, :k], crowded.nonzero()[:, 0].cpu().numpy()
 
 

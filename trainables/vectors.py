@@ -59,6 +59,11 @@ class Vectors:
         reach = float(torch.linalg.vector_norm(self.centred, dim=1).max())
         return max(float(8 * self.raw.shape[1] ** 0.5 * 2.0**-24) * reach, 4 * TIE)
 
+    @property
+    def fine_margin(self) -> float:
+        """The same for two float64 cosines, which are at most one."""
+        return max(float(8 * self.raw.shape[1] ** 0.5 * 2.0**-53), 4 * TIE)
+
     @cached_property
     def first_equal(self) -> Tensor:
         """For each vector the index of the first that equals it, (N,)."""

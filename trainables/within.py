@@ -161,8 +161,9 @@ def _answer(
     """The k nearest of `rows`, exactly ordered."""
     index = torch.from_numpy(rows).to(coarse.device)
     values = coarse.to(torch.float64).add_(middle)
+    unsure = neighbours.near_ties(coarse, margin)
     found, values, crowded = neighbours.settle(
-        items, items, index, coarse, found, values, margin, k, len(items) - 1
+        items, items, index, unsure, found, values, k, len(items) - 1
     )
     if len(crowded):  # their near-ties are looked for among all items
         again = neighbours.search(items, items, rows[crowded], k, exclude_self=True)
