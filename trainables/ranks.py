@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -25,6 +26,10 @@ from trainables.world import Group, default_device
 
 # How long ranks may take to notice that one of them failed before they are ended.
 GRACE_SECONDS = 5.0
+
+# How long ranks wait for each other. A node that has just come decodes the data first, while those
+# that have them wait; torch's ten minutes (nccl) would end a healthy trial. Of dead ranks Ray tells.
+PATIENCE = timedelta(hours=2)
 
 
 class RanksLostError(Exception):
@@ -174,6 +179,7 @@ class Rank:
             store=store,
             rank=self._rank,
             world_size=self._size,
+            timeout=PATIENCE,
         )
         self._worker = Worker(Group(device=device))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -79,6 +80,21 @@ def test_ranks_that_fail_hang_or_die(shared_ray: None) -> None:
     assert found[2]["error"] == "rank 1"
     assert "died" in found[3]["error"]
     assert [report["left"] for report in found] == [2, 2, 0, 0, 0]
+
+
+def test_ranks_wait_for_one_that_still_decodes_its_data() -> None:
+    """Longer than torch would: minutes on nccl, half an hour on gloo."""
+    import torch.distributed as dist
+
+    from trainables.ranks import Rank
+
+    rank = Rank(0, 1)
+    rank.join(*rank.meeting_point())
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        assert backend.options._timeout >= timedelta(hours=1)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_part_of_a_gpu_is_a_part_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
