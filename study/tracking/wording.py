@@ -16,6 +16,8 @@ from study.table import State
 from study.tracking.records import TrialRecord, encode, param_key, run_name
 from study.tracking.redaction import redact_all
 
+_SEARCHED = ("published", "sobol", "bayes")
+
 
 def describe_trial(
     record: TrialRecord, space: Space | None, units: Mapping[str, str]
@@ -61,14 +63,15 @@ def describe_end(
     objective: str,
     secrets: Sequence[str],
 ) -> dict[str, Any]:
-    """How a trial ended, and its score if its loss may boast of it."""
+    """How a trial ended, and its score if its loss may boast of it: as the leaderboard, of the
+    search alone, since another seed of a point is another draw from the same lottery."""
     last = (end.error.strip().splitlines() or [""])[-1]
     last = redact_all(last, secrets)  # whole, before it is cut
     words = {"state": end.state, "error": last[:500], "host": end.host}
     if end.seconds is not None:
         words["seconds"] = encode(float(end.seconds))
     fields: dict[str, Any] = {"state": end.state, "words": words}
-    if record is not None and end.state == "finished" and record.split == "validation":
+    if record is not None and end.state == "finished" and record.origin in _SEARCHED:
         fields |= {"best": score, "loss": record.loss, "number": record.number}
         fields["objective"] = objective
     return fields

@@ -52,6 +52,9 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
+        # There is a mouse, as on a desk: charts show their buttons only under it.
+        mouse = [{"name": "hover", "value": "hover"}, {"name": "pointer", "value": "fine"}]
+        self.send("Emulation.setEmulatedMedia", features=mouse)
         self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=address)
 
@@ -81,16 +84,29 @@ class Browser:
         for text in texts:
             self.wait(f"document.body.innerText.includes({json.dumps(text)})", seconds=seconds)
 
+    def box(self, script: str) -> tuple[float, float, float, float]:
+        """Left, top, width and height of the element an expression gives."""
+        sides = "(r => [r.x, r.y, r.width, r.height])"
+        x, y, width, height = self.evaluate(f"{sides}(({script}).getBoundingClientRect())")
+        return x, y, width, height
+
     def click(self, script: str) -> None:
         """Click in the middle of the element an expression gives."""
-        middle = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
-        x, y = self.evaluate(f"{middle}(({script}).getBoundingClientRect())")
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        x, y, width, height = self.box(script)
+        self.drag(x + width / 2, y + height / 2, 0.0)
 
-    def shot(self, name: str) -> Path:
-        """Save what the page looks like."""
-        data = self.send("Page.captureScreenshot", format="png")["data"]
+    def drag(self, x: float, y: float, right: float) -> None:
+        """Press the mouse there and let it go so many pixels further right."""
+        for kind, way in (("mousePressed", 0.0), ("mouseMoved", 0.5), ("mouseReleased", 1.0)):
+            pressed = {"button": "left", "buttons": 1, "clickCount": 1}
+            self.send("Input.dispatchMouseEvent", type=kind, x=x + way * right, y=y, **pressed)
+
+    def shot(self, name: str, *, part: tuple[float, float, float, float] | None = None) -> Path:
+        """Save what the page looks like, or a part of it (left, top, width, height)."""
+        clip: dict[str, Any] = {}
+        if part is not None:
+            clip = {"clip": dict(zip(("x", "y", "width", "height"), part, strict=True), scale=1)}
+        data = self.send("Page.captureScreenshot", format="png", **clip)["data"]
         path = self._shots / f"{name}.png"
         path.write_bytes(base64.b64decode(data))
         return path

@@ -1,10 +1,11 @@
 """Is a finished study pleasant to look at in MLflow's own UI, in a real browser?
 
-The README's pictures are of the small study that the tests run:
+The study is the small one that the tests run, or any other that was searched, confirmed and swept
+along alpha. The README's pictures are of the quickstart, in 128 colours:
 
-    DML_STUDY_SCREENSHOTS=shots python -m pytest tests/browser/test_mlflow_ui.py
-
-or of any other that was searched, confirmed and swept along alpha, in DML_STUDY_SHOWN=studies/NAME.
+    study sweep quickstart --knob alpha --loss proxy_anchor && study confirm quickstart
+    export DML_STUDY_SHOWN=studies/quickstart DML_STUDY_SCREENSHOTS=shots
+    python -m pytest tests/browser/test_mlflow_ui.py
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.ray]
 ROOT = Path(__file__).resolve().parents[2]
 # MLflow asks for the user even where there is no authentication, and resizes while it is resized.
 NOT_OURS = ("/users/current", "ResizeObserver loop")
+WIDER = 240.0
+"""Pixels that the column of names is drawn wider, so that whole names show."""
+_ALL = "[...document.querySelectorAll"
 # Charts are drawn when they come into view.
 SCROLL = (
     "[...document.querySelectorAll('span, div')].reverse()"
@@ -134,14 +138,50 @@ def _colours(path: Path) -> int:
 
 
 def test_the_tree_opens_to_losses_and_trials(browser: Any, shown: Shown) -> None:
-    browser.open(shown.page(""))
+    browser.open(shown.page(""), width=1180, height=960)
     browser.see(shown.name, f"{len(shown.runs)} matching runs", shown.data)
     _tidy(browser)
+    _choose_columns(browser, "Dataset", "Source", "Models", "map_at_r", "recall_at_1")
     _expand(browser, shown.name, shown.loss)
+    head = "[...document.querySelectorAll('.ag-header-cell')].find(h => /^Run N/.test(h.innerText))"
+    x, y, _, height = browser.box(f"({head}).querySelector('.ag-header-cell-resize')")
+    browser.drag(x + 2, y + height / 2, WIDER)
     browser.see("untrained backbone", shown.trial(0), f"{shown.loss} confirm")
     browser.see(f"{shown.loss} sweep alpha around published")
-    assert _colours(browser.shot("mlflow-tree")) > 100
+    _whole_names(browser)
+    assert _colours(browser.shot("mlflow-tree", part=_right_of_the_menu(browser))) > 100
     _clean(browser)
+
+
+def _choose_columns(browser: Any, *names: str) -> None:
+    """Take columns into MLflow's table, or out of it."""
+    browser.click(_button("Columns"))
+    for name in names:
+        node = f"{_ALL}('.du-bois-light-tree-treenode')].find(e => e.innerText.trim() === '{name}')"
+        browser.wait(f"!!({node})")
+        browser.evaluate(f"({node}).scrollIntoView({{block: 'center'}})")
+        browser.click(f"({node}).querySelector('.du-bois-light-tree-checkbox')")
+    for kind in ("keyDown", "keyUp"):
+        key = {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27}
+        browser.send("Input.dispatchKeyEvent", type=kind, **key)
+    browser.wait(f"!{_ALL}('.du-bois-light-tree-treenode')].some(e => e.offsetParent)")
+
+
+def _button(text: str) -> str:
+    return f"{_ALL}('button')].find(b => b.innerText.trim() === '{text}')"
+
+
+def _whole_names(browser: Any) -> None:
+    """No run's name is cut."""
+    overflows = "e && e.role !== 'gridcell'; e = e.parentElement) if (e.scrollWidth > e.clientWidth"
+    cut = f"a => {{ for (let e = a; {overflows} + 1) return true; }}"
+    browser.wait(f"!{_ALL}('[role=row] a')].some({cut})")
+
+
+def _right_of_the_menu(browser: Any) -> tuple[float, float, float, float]:
+    """The page without the menu on its left."""
+    width, height = browser.evaluate("[innerWidth, innerHeight]")
+    return 200.0, 0.0, width - 200.0, height
 
 
 def _link(name: str) -> str:
@@ -158,15 +198,19 @@ def _expand(browser: Any, *names: str) -> None:
 
 
 def test_a_loss_has_charts(browser: Any, shown: Shown) -> None:
-    browser.open(shown.page("", compareRunsMode="CHART"))
+    browser.open(shown.page("", compareRunsMode="CHART"), height=1080)
     browser.see(f"best/{shown.loss}")  # on the study itself
     _tidy(browser)
     _expand(browser, shown.name, shown.loss)
+    tall = "getComputedStyle(e).cursor === 'ew-resize' && e.clientHeight > 300"
+    x, y, width, _ = browser.box(f"{_ALL}('div')].find(e => {tall})")
+    browser.drag(x + width / 2, y + 60, WIDER)
+    _whole_names(browser)
     browser.wait(f"{SCROLL}, document.body.innerText.includes('images_per_second')")
     browser.wait(
         "document.querySelectorAll('.js-plotly-plot .trace, .js-plotly-plot path').length > 30"
     )
-    browser.shot("mlflow-charts")
+    browser.shot("mlflow-charts", part=_right_of_the_menu(browser))
     browser.open(shown.run_page(shown.loss, "/model-metrics"))
     browser.see("map_at_r")
     browser.wait("document.querySelectorAll('.js-plotly-plot .scatterlayer path').length > 0")
@@ -201,7 +245,7 @@ def test_the_parent_run_tells_what_the_study_is(browser: Any, shown: Shown) -> N
 
 
 def test_the_report_shows_in_the_artifact_viewer_with_its_plots(browser: Any, shown: Shown) -> None:
-    browser.open(shown.run_page(shown.name, "/artifacts/report/index.html"))
+    browser.open(shown.run_page(shown.name, "/artifacts/report/index.html"), height=1250)
     browser.see("report/index.html")
     _tidy(browser)
     frame = browser.wait("!!document.querySelector('iframe')")
@@ -210,7 +254,9 @@ def test_the_report_shows_in_the_artifact_viewer_with_its_plots(browser: Any, sh
     browser.wait(f"{size} > 200000")
     text = _inside(browser)
     assert "Leaderboard" in text
-    shot = browser.shot("mlflow-report")
+    _, top, _, height = browser.box("document.querySelector('iframe')")
+    left, _, width, _ = _right_of_the_menu(browser)  # and below the viewer's head: it says a path
+    shot = browser.shot("mlflow-report", part=(left, top, width, height))
     assert _colours(shot) > 200
     _clean(browser)
 

@@ -112,7 +112,7 @@ def test_a_failed_trial_says_why(runs: dict[str, Run]) -> None:
 
 
 def test_a_loss_shows_its_best_finished_score_so_far(runs: dict[str, Run], story: Any) -> None:
-    best = max(story.metrics(number, 3)["map_at_r"] for number in (0, 1, 5, 6, 7))
+    best = max(story.metrics(number, 3)["map_at_r"] for number in (0, 1, 5))
     assert runs["circle"].data.metrics == {"best/map_at_r": best}
     assert runs["groceries"].data.metrics["best/circle"] == best
     assert "| m | `m` | [0, 0.5] | rad | 0.1 |" in runs["circle"].data.tags["mlflow.note.content"]
@@ -124,8 +124,18 @@ def test_trials_that_end_out_of_order_give_one_best_score_per_step(
     for _ in range(2):  # told twice, as after a crash
         tracker = open_tracker(study_dir)
         story.open(tracker)
-        for number, score in ((3, 0.2), (1, 0.3), (2, 0.1), (4, 0.25), (5, 0.4)):
-            record = story.record("circle", number)
+        for number, score in (
+            (3, 0.2),
+            (1, 0.3),
+            (2, 0.1),
+            (4, 0.25),
+            (5, 0.4),
+            (6, 0.9),
+            (7, 0.9),
+        ):
+            # Another seed of a point, or a sweep's, is not the search's best, whatever its luck.
+            origin = {6: "repeat", 7: "sweep"}.get(number, "sobol")
+            record = story.record("circle", number, origin=origin)
             tracker.trial_started(record)
             tracker.epoch(record.trial, 1, {"map_at_r": score}, timestamp=1.8e9 + number)
             tracker.trial_ended(record.trial, state="finished", timestamp=1.8e9 + 9)
