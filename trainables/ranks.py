@@ -27,9 +27,12 @@ from trainables.world import Group, default_device
 # How long ranks may take to notice that one of them failed before they are ended.
 GRACE_SECONDS = 5.0
 
-# How long ranks wait for each other. A node that has just come decodes the data first, while those
-# that have them wait; torch's ten minutes (nccl) would end a healthy trial. Of dead ranks Ray tells.
 PATIENCE = timedelta(hours=2)
+"""How long ranks wait for each other.
+
+A node that has just come decodes the data first, while those that have them wait; torch's ten
+minutes (nccl) would end a healthy trial. Of dead ranks Ray tells.
+"""
 
 
 class RanksLostError(Exception):
