@@ -28,7 +28,7 @@ from trainables.world import Group, default_device
 GRACE_SECONDS = 5.0
 
 # How long ranks wait for each other. A node that has just come decodes the data first, while those
-# that have them wait; torch's ten minutes (nccl) would end a healthy trial. Of dead ranks Ray tells.
+# that have them wait; torch's ten minutes (nccl) would end a healthy trial. Ray tells of the dead.
 PATIENCE = timedelta(hours=2)
 
 

@@ -91,7 +91,9 @@ def test_ranks_wait_for_one_that_still_decodes_its_data() -> None:
     rank = Rank(0, 1)
     rank.join(*rank.meeting_point())
     try:
-        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        group = dist.group.WORLD
+        assert group is not None
+        backend = group._get_backend(torch.device("cpu"))
         assert backend.options._timeout >= timedelta(hours=1)
     finally:
         dist.destroy_process_group()
