@@ -27,12 +27,9 @@ from trainables.world import Group, default_device
 # How long ranks may take to notice that one of them failed before they are ended.
 GRACE_SECONDS = 5.0
 
+# How long ranks wait for each other. A node that has just come decodes the data first, while those
+# that have them wait; torch's ten minutes (nccl) would end a healthy trial. Ray tells of the dead.
 PATIENCE = timedelta(hours=2)
-"""How long ranks wait for each other.
-
-A node that has just come decodes the data first, while those that have them wait; torch's ten
-minutes (nccl) would end a healthy trial. Of dead ranks Ray tells.
-"""
 
 
 class RanksLostError(Exception):
@@ -127,8 +124,7 @@ class RankGroup:
         failed = [reports[rank] for rank in sorted(reports) if reports[rank]["state"] == "failed"]
         complete = len(reports) == len(self._actors) and not any(broken)
         if not failed and complete and all(r["state"] != "lost" for r in reports.values()):
-            seen = sorted({str(r.get("fingerprint", "")) for r in reports.values()})
-            return {**reports[0], "fingerprint": " and ".join(seen)}
+            return reports[0]
         if not failed:
             self.close()
             raise RanksLostError(next(r["error"] for r in reports.values() if r["error"]))
