@@ -21,6 +21,7 @@ from trainables.losses.blocks import (
     Block,
     Budget,
     Reducer,
+    Rooms,
     Segment,
     compute_dtype,
     cut,
@@ -94,12 +95,12 @@ class _AnchorScores(torch.autograd.Function):
         blocks = cut(
             segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
         )
-        kept, per_proxy = [], []
+        kept, per_proxy, rooms = [], [], Rooms()
         for block, p in iterate(blocks, proxies, dtype):
             inverse_p = inverse_norms(p)
             cosines = samples.similarities_(x.new_empty(samples.rows, len(p)), p, inverse_p)
             positive[block.rows] = cosines[block.rows, block.columns]
-            per_proxy.append(_soft_maximum(cosines, block, options))
+            per_proxy.append(_soft_maximum(cosines, block, options, rooms))
             push += per_proxy[-1].sum()
             kept.append((cosines if keep else None, inverse_p))
         options.reducer.sum_(push)
@@ -119,7 +120,7 @@ class _AnchorScores(torch.autograd.Function):
         grad_proxies = [
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
-        grad_x, grad_factor = torch.zeros_like(x), samples.new_gradient()
+        grad_x, grad_factor, rooms = torch.zeros_like(x), samples.new_gradient(), Rooms()
         with full_precision(x):
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 cosines, inverse_p = ctx.kept[number]
@@ -128,7 +129,7 @@ class _AnchorScores(torch.autograd.Function):
                 if cosines is None:
                     room = x.new_empty(samples.rows, len(p))
                     cosines = samples.similarities_(room, p, inverse_p)
-                g = _exp(cosines, options, ctx.per_proxy[number])
+                g = _exp(cosines, options, ctx.per_proxy[number], rooms)
                 g.mul_(grad_push * options.alpha)
                 g[block.rows, block.columns] = grad_positive[block.rows]
                 # A normalised proxy moves only sideways: subtract its share along itself.
@@ -151,11 +152,11 @@ class _AnchorScores(torch.autograd.Function):
 _SAFE_EXPONENT = 60.0
 
 
-def _soft_maximum(cosines: Tensor, block: Block, options: _Options) -> Tensor:
+def _soft_maximum(cosines: Tensor, block: Block, options: _Options, rooms: Rooms) -> Tensor:
     """log(1 + sum exp(alpha (s + delta))) of each proxy over the samples of other classes."""
     own = block.rows, block.columns
     if _safe(options):
-        shares = _exp(cosines, options, None)
+        shares = _exp(cosines, options, None, rooms)
         shares[own] = 0.0
         return shares.sum(dim=0).log1p_()
     kept = cosines[own]
@@ -163,7 +164,7 @@ def _soft_maximum(cosines: Tensor, block: Block, options: _Options) -> Tensor:
     # exp(0) is the 1 in log(1 + sum)
     maximum = cosines.amax(dim=0).add_(options.delta).mul_(options.alpha).clamp_(min=0.0)
     cosines[own] = kept
-    shares = _exp(cosines, options, maximum)
+    shares = _exp(cosines, options, maximum, rooms)
     shares[own] = 0.0
     return shares.sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)
 
@@ -172,9 +173,10 @@ def _safe(options: _Options) -> bool:
     return options.alpha * (1.0 + abs(options.delta)) <= _SAFE_EXPONENT
 
 
-def _exp(cosines: Tensor, options: _Options, less: Tensor | None) -> Tensor:
-    """exp(alpha (s + delta) - less of the proxy)."""
+def _exp(cosines: Tensor, options: _Options, less: Tensor | None, rooms: Rooms) -> Tensor:
+    """exp(alpha (s + delta) - less of the proxy); valid until the next call."""
     shift = cosines.new_tensor(options.alpha * options.delta * LOG2_E)
     shift = shift if less is None else shift - less * LOG2_E
-    exponents = torch.add(shift, cosines, alpha=options.alpha * LOG2_E)
+    exponents = rooms.like("exponents", cosines)
+    torch.add(shift, cosines, alpha=options.alpha * LOG2_E, out=exponents)
     return exponents.exp2_() if less is None else floored_exp2_(exponents)
