@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from search_spaces.scale import from_unit
+from search_spaces.scale import from_unit, to_unit
 from search_spaces.space import Value
 from study.errors import StudyError, nearest
 from study.jobs import Job
@@ -22,6 +22,8 @@ from trainables.seeding import derive
 
 Points = Mapping[str, Mapping[str, Value]]
 UNNUMBERED = -1
+SAME = 1e-6
+"""Of a knob's range: values closer than this are one."""
 
 
 def sweep_jobs(
@@ -74,7 +76,9 @@ def sweep_values(plan: Plan, loss: str, knob: str, own: Value, count: int) -> li
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)  # type: ignore[arg-type]
     spread = [from_unit(distribution, i / (count - 1)) for i in range(count)]
-    return sorted({*spread, own})
+    # A step may fall on the anchor's value but for the last digit: it would be trained twice.
+    away = abs(to_unit(distribution, spread) - to_unit(distribution, [own])) > SAME
+    return sorted({own, *(value for value, far in zip(spread, away, strict=True) if far)})
 
 
 def confirm_jobs(plan: Plan, incumbents: Points) -> list[Job]:

@@ -6,7 +6,8 @@ the unit cube of the sampling scale, with a length for each knob; the point with
 improvement over the best score it believes in, which luck of one seed cannot raise.
 
 Trials that run are believed to end as expected, so that points asked together differ. Diverged ones
-count as the worst score seen: their region is not asked again and again.
+count as the worst score seen, failed ones as a middling one: a region where training explodes, or
+where memory never suffices, is not asked again and again, and one accident spoils no good region.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces.scale import from_unit, to_unit
 from study.threads import one_thread
-from study.tuning.posterior import Posterior, fit_posterior
+from study.tuning.posterior import Posterior, fit_posterior, priors
 
 Array = NDArray[np.float64]
 DIVERGED = "diverged"
@@ -33,6 +34,23 @@ MOST_POINTS = 300
 ANYWHERE, AROUND, LEADERS = 1024, 96, 5
 STEPS = (0.03, 0.1, 0.3)
 REFINEMENTS = (0.1, 0.03, 0.01)
+
+
+def settings() -> dict[str, Any]:
+    """What shapes its choices besides the seed, for a study's record."""
+    return {
+        "model": "Gaussian process of dml-study",
+        "kernel": "Matern 5/2, a length for each knob, maximum a posteriori",
+        "acquisition": "logarithm of the expected improvement over the best posterior mean",
+        "running": "believed to end as expected",
+        "diverged": "as the worst score",
+        "failed": "as the median score",
+        "most_points": MOST_POINTS,
+        "candidates": {"anywhere": ANYWHERE, "around": AROUND, "leaders": LEADERS},
+        "steps": list(STEPS),
+        "refinements": list(REFINEMENTS),
+        **priors(),
+    }
 
 
 class GaussianSampler(BaseSampler):
@@ -76,10 +94,8 @@ class GaussianSampler(BaseSampler):
         done = [t for t in trials if t.state == TrialState.COMPLETE]
         if not search_space or len(done) < self._startup:
             return {}
-        scores = np.array([float(t.value or 0.0) for t in done])
-        lost = [t for t in trials if t.state == TrialState.FAIL and DIVERGED in t.user_attrs]
-        known = _units([*done, *lost], search_space)
-        scores = np.concatenate([scores, np.full(len(lost), scores.min())])
+        ended = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.FAIL)]
+        known, scores = _units(ended, search_space), _scores(ended, done)
         kept = _telling(scores)
         running = [t for t in trials if t.state == TrialState.RUNNING and t.number != trial.number]
         kinds = [isinstance(d, CategoricalDistribution) for d in search_space.values()]
@@ -106,6 +122,15 @@ class GaussianSampler(BaseSampler):
         """Neighbours that differ in some knobs."""
         moves = step * self._rng.standard_normal((AROUND, len(point)))
         return np.clip(point + moves * (self._rng.random(moves.shape) < 0.7), 0.0, 1.0)
+
+
+def _scores(ended: Sequence[FrozenTrial], done: Sequence[FrozenTrial]) -> Array:
+    """What trials count, those without a score by what the others reached."""
+    reached = np.array([t.value for t in done], dtype=np.float64)
+    worst, middle = float(reached.min()), float(np.median(reached))
+    instead = [worst if DIVERGED in t.user_attrs else middle for t in ended]
+    pairs = zip(ended, instead, strict=True)
+    return np.array([other if t.value is None else t.value for t, other in pairs])
 
 
 def _units(trials: Sequence[FrozenTrial], space: Mapping[str, BaseDistribution]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,14 @@ _JITTER = 1e-8
 # scores of unit variance. A quarter of a knob's range is a short length, all of it a long one.
 _LENGTH, _SIGNAL, _NOISE = (np.log(0.5), 0.7), (0.0, 0.7), (np.log(0.02), 1.0)
 _BOUNDS = {"length": (np.log(0.05), np.log(10.0)), "signal": (-3.0, 3.0), "noise": (-9.0, 0.0)}
+
+
+def priors() -> dict[str, Any]:
+    """What is believed of the kernel before any score, for a study's record."""
+    known = {"length": _LENGTH, "signal": _SIGNAL, "noise": _NOISE}
+    said = {f"log_{k}": {"mean": float(m), "std": float(s)} for k, (m, s) in known.items()}
+    bounds = {k: [float(low), float(high)] for k, (low, high) in _BOUNDS.items()}
+    return {"priors": said, "log_bounds": bounds}
 
 
 class Posterior:

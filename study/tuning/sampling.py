@@ -28,6 +28,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 from search_spaces.scale import from_unit
 from search_spaces.space import Space, Value
 from study.tuning.gaussian import MOST_POINTS, GaussianSampler
+from study.tuning.gaussian import settings as gaussian_settings
 from trainables.seeding import derive
 
 MOST_KNOBS = 12
@@ -134,7 +135,7 @@ def sampler_record(name: str, *, startup: int) -> dict[str, Any]:
         settings["n_startup_trials"] = startup
     plain = bool | int | float | str | None
     shown = {k: v if isinstance(v, plain) else _name(v) for k, v in settings.items()}
-    return {**record, **shown}
+    return {**record, **shown, **(gaussian_settings() if name == "gp" else {})}
 
 
 def _name(value: Any) -> str:

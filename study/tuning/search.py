@@ -108,8 +108,9 @@ class LossSearch:
             repeat = self._next_repeat(self._repeated_points())
             if repeat is not None:
                 return repeat
-            if self._open_points:
-                return None  # the incumbent is known only when this stage has ended
+            # The incumbent is known only when this stage has ended, as it has if a later one began.
+            if self._open_points and len(self._searched) <= self._points_up_to(i):
+                return None
             repeat = self._next_repeat(self._incumbent_of_stage(i))
             if repeat is not None:
                 return repeat
@@ -258,14 +259,16 @@ class LossSearch:
         published = [j for j in self._searched if j.origin == "published"][:1]
         return published + [j for j in self._searched if j.origin == "sobol"][:count]
 
+    def _points_up_to(self, stage: int) -> int:
+        return sum(s.points for s in self._plan.stages[: stage + 1])
+
     def _incumbent_of_stage(self, stage: int) -> list[Job]:
         """The best finished point of the search up to the end of a stage."""
-        points = sum(s.points for s in self._plan.stages[: stage + 1])
         if stage == len(self._plan.stages) - 1:
             return [self._best] if self._best else []
         finished = [
             job
-            for job in self._searched[:points]
+            for job in self._searched[: self._points_up_to(stage)]
             if job.trial in self._outcomes and self._outcomes[job.trial].state == "finished"
         ]
         best = max(finished, key=lambda j: self._outcomes[j.trial].score, default=None)
@@ -324,4 +327,7 @@ class LossSearch:
         if is_search(job):
             self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
         if outcome is not None:
-            self._take(job, outcome, trial.user_attrs.get(TOLD))
+            # A stop that was being written when the power went may not have come about, and an
+            # extended study may have another sampler.
+            corrects = outcome.state == "stopped" and self._chooser.needs_full_values
+            self._take(job, outcome, trial.user_attrs.get(TOLD) if corrects else None)

@@ -88,7 +88,8 @@ def test_points_asked_together_differ() -> None:
     assert gaps[np.triu_indices(4, 1)].min() > 0.01
 
 
-def test_a_region_that_diverges_is_left_alone() -> None:
+@pytest.mark.parametrize("attributes", [{DIVERGED: True}, {}], ids=["diverged", "failed"])
+def test_a_region_without_scores_is_left_alone(attributes: dict[str, Any]) -> None:
     """All trials above a rate of 1e-2 are lost, and scores rise towards there."""
 
     def rising(values: dict[str, Any]) -> float:
@@ -99,18 +100,41 @@ def test_a_region_that_diverges_is_left_alone() -> None:
         study = optuna.create_study(direction="maximize")
         for point in drawn(24):
             over = point["rate"] > 1e-2
+            if over and not lost:
+                continue
             study.add_trial(
                 create_trial(
                     params=point,
                     distributions=SPACE,
                     value=None if over else rising(point),
                     state=TrialState.FAIL if over else TrialState.COMPLETE,
-                    user_attrs={DIVERGED: True} if over and lost else {},
+                    user_attrs=attributes if over else {},
                 )
             )
         asked[lost] = np.median([ask(study, seed).params["rate"] for seed in range(5)])
     assert asked[False] > 2e-2
     assert asked[True] < 2e-2
+
+
+def test_where_memory_never_suffices_is_not_asked_for_ever() -> None:
+    """Scores rise towards sizes that no machine can train; a search must not end there."""
+    study = optuna.create_study(direction="maximize")
+    states = {True: TrialState.FAIL, False: TrialState.COMPLETE}
+    failed = 0
+    for i, point in enumerate([*drawn(8), *[None] * 16]):
+        if point is None:
+            trial = ask(study, i)
+            huge = trial.params["margin"] > 0.6
+            study.tell(trial, None if huge else trial.params["margin"], state=states[huge])
+            failed += huge
+        else:
+            huge = point["margin"] > 0.6
+            value = None if huge else float(point["margin"])
+            study.add_trial(
+                create_trial(params=point, distributions=SPACE, value=value, state=states[huge])
+            )
+    assert failed <= 8
+    assert study.best_value > 0.5
 
 
 def test_with_too_little_known_it_draws_at_random() -> None:

@@ -6,16 +6,19 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from search_spaces.scale import to_unit
 from study.errors import StudyError
 from study.jobs import Job, Outcome, point_key
 from study.plan import Plan
-from study.requests import confirm_jobs, sweep_jobs
+from study.requests import confirm_jobs, sweep_jobs, sweep_values
+from study.tuning.gaussian import MOST_POINTS
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record, job_of, outcome_of
 from study.tuning.sampling import sobol_point
@@ -70,6 +73,46 @@ def test_a_slot_waits_for_the_incumbent_alone(tmp_path: Path) -> None:
     assert len(jobs) == 8
 
 
+def test_an_extension_keeps_every_slot_busy(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 6, "repeats": 2})
+    drive(open_ledger(plan, tmp_path))
+    longer = plan.extended(8)
+    first, ledger = [], open_ledger(longer, tmp_path)
+    while len(first) < 3 and (job := ledger.next_job()) is not None:
+        first.append(job)
+    resumed, jobs = open_ledger(longer, tmp_path), []
+    while (job := resumed.next_job()) is not None:
+        jobs.append(job)
+    assert jobs[:3] == first
+    assert Counter(job.origin for job in jobs) == {"sobol": 3, "bayes": 5}
+
+
+def test_a_stop_that_was_never_written_whole_is_not_told(tmp_path: Path) -> None:
+    """The power went between the value for the sampler and the state; then the trial finished."""
+    plan = make_plan(losses=["triplet"], search={"sampler": "gp", "trials": 6, "repeats": 1})
+    ledger = open_ledger(plan, tmp_path)
+    job = ledger.next_job()
+    assert job is not None
+    record = ledger._record
+    record._storage.set_trial_user_attr(record._ids[job.trial], "told", 0.9)
+    ledger.report(job.trial, 9, 0.2)
+    ledger.end(job.trial, Outcome("finished", 9, 0.2))
+    for study in (ledger, open_ledger(plan, tmp_path)):
+        assert [t.value for t in study._losses["triplet"]._mirror._study.trials] == [0.2]
+
+
+def test_a_sampler_that_knows_stopped_trials_is_told_no_other_value(tmp_path: Path) -> None:
+    """`auto` turns from gp to tpe when a study becomes long; what gp was told is gp's."""
+    search = {"trials": 14, "repeats": 1, "stop_early": {"grace_epochs": 1, "reduction": 2}}
+    plan = make_plan(losses=["triplet"], search=search)
+    drive(open_ledger(plan, tmp_path), slots=1)
+    told = [t.user_attrs.get("told") for t in optuna_study(tmp_path, "triplet").trials]
+    assert any(value is not None for value in told)
+    seen = open_ledger(plan.extended(1000), tmp_path)._losses["triplet"]._mirror._study.trials
+    states = [t.state for t in optuna_study(tmp_path, "triplet").trials]
+    assert [t.state for t in seen] == states
+
+
 def test_budgets_are_equal_and_losses_take_turns(tmp_path: Path) -> None:
     plan = make_plan()
     jobs = drive(open_ledger(plan, tmp_path))
@@ -113,6 +156,10 @@ def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> Non
     assert said["foretold_at"] == [2, 3, 4, 6, 8]
     assert said["sobol"] == {"share": 0.4, "scrambled": True}
     assert ("n_startup_trials" in said) == (sampler in ("tpe", "gp", "cmaes"))
+    if sampler == "gp":  # by its name alone it would pass for Optuna's
+        assert said["model"] == "Gaussian process of dml-study"
+        assert said["most_points"] == MOST_POINTS
+        assert said["priors"].keys() == {"log_length", "log_signal", "log_noise"}
 
 
 def test_samplers_never_see_repeats(tmp_path: Path) -> None:
@@ -380,6 +427,18 @@ def test_sweeps_keep_all_but_one_knob() -> None:
         assert {k: v for k, v in job.values.items() if k != "alpha"} == {
             k: v for k, v in anchor.items() if k != "alpha"
         }
+
+
+@pytest.mark.parametrize(("knob", "count"), [("proxy_lr", 7), ("delta", 7), ("alpha", 6)])
+def test_a_sweep_trains_no_value_twice(knob: str, count: int) -> None:
+    """A step of the range that falls on the anchor's value but for the last digit is that value."""
+    plan = make_plan(losses=["proxy_anchor"])
+    anchor = plan.example("proxy_anchor")
+    values = sweep_values(plan, "proxy_anchor", knob, anchor[knob], count)
+    places = to_unit(plan.spaces["proxy_anchor"].distributions[knob], values)
+    assert anchor[knob] in values
+    assert len(values) in (count, count + 1)
+    assert np.diff(places).min() > 1e-3
 
 
 def test_a_line_that_was_cut_short_is_mended(tmp_path: Path) -> None:

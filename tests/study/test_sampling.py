@@ -10,6 +10,7 @@ from search_spaces.scale import to_unit
 from search_spaces.space import Choice, Float, Int, Knob, Space
 from study.tuning.sampling import (
     MOST_KNOBS,
+    _sobol_block,
     grid_points,
     make_sampler,
     sampler_name,
@@ -43,6 +44,8 @@ def test_sobol_points_do_not_depend_on_how_many_were_asked() -> None:
     early = [sobol_point(SPACE, i, seed=3) for i in range(5)]
     assert early == [sobol_point(SPACE, i, seed=3) for i in range(5)]
     assert late == sobol_point(SPACE, 100, seed=3)
+    # A longer prefix begins as a shorter one does: an extension goes on with the same sequence.
+    assert (_sobol_block(4, 3, 64) == _sobol_block(4, 3, 1024)[:64]).all()
     assert early != [sobol_point(SPACE, i, seed=4) for i in range(5)]
 
 
