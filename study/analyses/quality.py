@@ -1,9 +1,10 @@
 """How well does a model predict settings it has not seen, and how sure may it be?
 
-Five folds over points. Held-out errors in units of the model's own say where it is too sure, and
-its draws are spread by as much: by bins of the predicted score (as Mondrian conformal prediction
-does), since a model that is right on average is often too sure about the few best settings, which
-are the ones that are asked about.
+Five folds over points. Held-out errors say where the model is too sure of the response, and its
+draws are spread by as much: by bins of the predicted score (as Mondrian conformal prediction does),
+since a model that is right on average is often too sure about the few best settings, which are the
+ones that are asked about. An error is the response's and the seed's: only the first is spread, so
+the factor k solves error^2 = k^2 response^2 + seed^2, or noise would hide what the draws lack.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Kind = Literal["gp", "log_gp", "forest"]
 
 _BINS = (0.25, 0.75)
 _PRIOR = 4.0
+_FEW = 2.0
+"""Rows in which a bin of draws that are neither too sure nor too careful is believed beforehand."""
 _MOST = 3.0
 
 
@@ -60,15 +63,26 @@ class Quality:
 
 @dataclass(frozen=True)
 class _Held:
-    """Held-out rows: their scores, predictions, spreads as the draws have them, and densities."""
+    """Held-out rows: their scores, predictions, errors and densities.
+
+    Args:
+        z: Errors in units of what the model expects of a new trial.
+        own: Errors in units of what `share` is a share of.
+        share: Which part of that variance is that of the draws; the rest is the seed's.
+    """
 
     scores: Array
     mean: Array
     z: Array
     own: Array
+    share: Array
     density: Array
     base: Array
     asked: np.ndarray
+
+
+Predicted = tuple[Array, Array, Array, Array, Array]
+"""`mean`, `z`, `own`, `share` and `density` of held-out rows (see `_Held`)."""
 
 
 def of_process(
@@ -76,7 +90,7 @@ def of_process(
 ) -> Quality:
     """Quality of a Gaussian process of this shape."""
 
-    def predict(train: Samples, test: Samples) -> tuple[Array, Array, Array, Array]:
+    def predict(train: Samples, test: Samples) -> Predicted:
         # Start away from the fit on all rows, or the held-out rows would have a say.
         start = replace(fitted, theta=np.round(fitted.theta))
         learned = gp.relearn(train, standard, start, seed=seed, most=130, steps=12)
@@ -86,7 +100,9 @@ def of_process(
         latent = standard.latent(test.scores)
         density = norm.logpdf(latent, m, s) + np.log(standard.slope(test.scores))
         z = np.abs(latent - m) / s
-        return standard.moments(m, s)[0], z, z, density
+        seeds = float(np.mean([each.trial + each.noise for each in located]))
+        share = np.clip(1.0 - seeds / (s * s), 0.0, 1.0)
+        return standard.moments(m, s)[0], z, z, share, density
 
     return _summary(kind, _validate(samples, predict, seed))
 
@@ -94,26 +110,26 @@ def of_process(
 def of_forest(samples: Samples, seed: int) -> Quality:
     """Quality of a forest, and of its trees as draws."""
 
-    def predict(train: Samples, test: Samples) -> tuple[Array, Array, Array, Array]:
+    def predict(train: Samples, test: Samples) -> Predicted:
         grown = forest.grow(train, seed=seed, trees=60)
         m, s, trees = grown.predict(test.units, test.epochs)
         s = np.maximum(s, 1e-9)
         gap = np.abs(test.scores - m)
-        return m, gap / s, gap / np.maximum(trees, 1e-9), norm.logpdf(test.scores, m, s)
+        own = gap / np.maximum(trees, 1e-9)
+        return m, gap / s, own, np.ones_like(own), norm.logpdf(test.scores, m, s)
 
     return _summary("forest", _validate(samples, predict, seed))
 
 
 def _validate(
     samples: Samples,
-    predict: Callable[[Samples, Samples], tuple[Array, Array, Array, Array]],
+    predict: Callable[[Samples, Samples], Predicted],
     seed: int,
 ) -> _Held:
     parts = []
     for train, test, asked in _folds(samples, seed):
-        mean, z, own, density = predict(train, test)
-        base = _by_epoch(train, test.epochs)
-        parts.append((test.scores, mean, z, own, density, base, asked))
+        predicted = predict(train, test)
+        parts.append((test.scores, *predicted, _by_epoch(train, test.epochs), asked))
     return _Held(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -148,7 +164,7 @@ def _spread(held: _Held) -> tuple[tuple[float, float], ...]:
         inside = place == k
         if inside.any():
             # A band that looks too careful in a few rows is left as it is.
-            factor = float(np.clip(_scale(held.own[inside]), 1.0, _MOST))
+            factor = float(np.clip(lacking(held.own[inside], held.share[inside]), 1.0, _MOST))
             out.append((float(np.median(held.mean[inside])), factor))
     return tuple(sorted(out))
 
@@ -156,6 +172,13 @@ def _spread(held: _Held) -> tuple[tuple[float, float], ...]:
 def _scale(z: Array) -> float:
     """Root mean square of errors in units of the model's, few rows pulled to 1, outliers tamed."""
     return float(np.sqrt((np.minimum(z, 4.0) ** 2).sum() + _PRIOR) / np.sqrt(len(z) + _PRIOR))
+
+
+def lacking(z: Array, share: Array) -> float:
+    """The factor of the draws' deviation that explains the errors; rows of much seed noise say
+    little about it."""
+    excess = (share * (np.minimum(z, 4.0) ** 2 - 1.0)).sum() / ((share * share).sum() + _FEW)
+    return float(np.sqrt(max(1.0 + excess, 0.0)))
 
 
 def _folds(

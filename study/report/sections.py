@@ -149,7 +149,7 @@ def _model_line(found: LossFindings, space: Space) -> str:
     )
     widest = max((factor for _, factor in first.spread), default=1.0)
     if widest >= 1.05:
-        words += f", so bands are widened up to {widest:.1f} times"
+        words += f"; bands are widened up to {widest:.1f} times, where it is too sure of them"
     if model.jump is not None:
         knob, low, high = model.jump
         words += f". The score jumps at {knob_label(space, knob)} {number(low)}–{number(high)}"

@@ -9,6 +9,7 @@ from study.analyses import cliff, gp
 from study.analyses.encoding import Cliff
 from study.analyses.evidence import Evidence, Fitted, plausible
 from study.analyses.kernel import SMOOTHNESSES, Smoothness, Waves, correlation
+from study.analyses.quality import lacking
 from study.analyses.samples import Samples, gather
 from study.analyses.warp import Standard
 from tests.study.synthetic import Array, Plan, Problem, Response, make_table, unit_space
@@ -86,3 +87,14 @@ def test_hyperparameters_vary_as_far_as_the_trials_leave_them_open() -> None:
         drawn = [f.theta for f in plausible(samples, standard, fitted, count=40, seed=0)]
         spreads.append(np.std(drawn, axis=0)[:2].mean())
     assert spreads[0] > 1.2 * spreads[1] > 0.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("wrong", [1.0, 2.0])
+def test_seed_noise_does_not_hide_how_sure_draws_are(wrong: float, noise: float) -> None:
+    """The response is off by `wrong` times what its draws say, and every score has noise on top."""
+    rng = np.random.default_rng(0)
+    errors = np.abs(wrong * rng.standard_normal(4000) + noise * rng.standard_normal(4000))
+    expected = np.sqrt(1.0 + noise**2)
+    factor = lacking(errors / expected, np.full(4000, 1.0 / expected**2))
+    assert factor == pytest.approx(wrong, rel=0.1)
