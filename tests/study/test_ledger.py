@@ -77,7 +77,8 @@ def test_an_extension_keeps_every_slot_busy(tmp_path: Path) -> None:
     plan = make_plan(losses=["triplet"], search={"trials": 6, "repeats": 2})
     drive(open_ledger(plan, tmp_path))
     longer = plan.extended(8)
-    first, ledger = [], open_ledger(longer, tmp_path)
+    first: list[Job] = []
+    ledger = open_ledger(longer, tmp_path)
     while len(first) < 3 and (job := ledger.next_job()) is not None:
         first.append(job)
     resumed, jobs = open_ledger(longer, tmp_path), []
