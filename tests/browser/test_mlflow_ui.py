@@ -1,7 +1,7 @@
 """Is a finished study pleasant to look at in MLflow's own UI, in a real browser?
 
 The study is the small one that the tests run, or any other that was searched, confirmed and swept
-along alpha. The README's pictures are of the quickstart, in 128 colours:
+along alpha. The README shows tree and charts of the quickstart, in 128 colours:
 
     study sweep quickstart --knob alpha --loss proxy_anchor && study confirm quickstart
     export DML_STUDY_SHOWN=studies/quickstart DML_STUDY_SCREENSHOTS=shots
