@@ -23,6 +23,8 @@ FLAGS = (
     *("--disable-quic", "--disable-extensions", "--remote-debugging-port=0"),
     # Sandboxed frames stay in the page's own process, where their text and errors can be read.
     *("--disable-site-isolation-trials", "--disable-features=IsolateSandboxedIframes"),
+    # There is a mouse, as on a desk: charts show their buttons only under it.
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4",
 )
 
 
@@ -52,9 +54,6 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-        # There is a mouse, as on a desk: charts show their buttons only under it.
-        mouse = [{"name": "hover", "value": "hover"}, {"name": "pointer", "value": "fine"}]
-        self.send("Emulation.setEmulatedMedia", features=mouse)
         self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=address)
 
@@ -97,9 +96,10 @@ class Browser:
 
     def drag(self, x: float, y: float, right: float) -> None:
         """Press the mouse there and let it go so many pixels further right."""
-        for kind, way in (("mousePressed", 0.0), ("mouseMoved", 0.5), ("mouseReleased", 1.0)):
+        way = [("mousePressed", x), ("mouseMoved", x + right / 2), ("mouseMoved", x + right)]
+        for kind, place in [*way, ("mouseReleased", x + right)]:
             pressed = {"button": "left", "buttons": 1, "clickCount": 1}
-            self.send("Input.dispatchMouseEvent", type=kind, x=x + way * right, y=y, **pressed)
+            self.send("Input.dispatchMouseEvent", type=kind, x=place, y=y, **pressed)
 
     def shot(self, name: str, *, part: tuple[float, float, float, float] | None = None) -> Path:
         """Save what the page looks like, or a part of it (left, top, width, height)."""

@@ -1,7 +1,7 @@
 """Is a finished study pleasant to look at in MLflow's own UI, in a real browser?
 
 The study is the small one that the tests run, or any other that was searched, confirmed and swept
-along alpha. The README's pictures are of the quickstart, in 128 colours:
+along alpha. The README shows tree and charts of the quickstart, in 128 colours:
 
     study sweep quickstart --knob alpha --loss proxy_anchor && study confirm quickstart
     export DML_STUDY_SHOWN=studies/quickstart DML_STUDY_SCREENSHOTS=shots
@@ -149,7 +149,10 @@ def test_the_tree_opens_to_losses_and_trials(browser: Any, shown: Shown) -> None
     browser.see("untrained backbone", shown.trial(0), f"{shown.loss} confirm")
     browser.see(f"{shown.loss} sweep alpha around published")
     _whole_names(browser)
-    assert _colours(browser.shot("mlflow-tree", part=_right_of_the_menu(browser))) > 100
+    left, top, width, _ = _right_of_the_menu(browser)
+    ends = f"{_ALL}('.ag-row')].map(r => r.getBoundingClientRect().bottom)"
+    height = browser.evaluate(f"Math.min(innerHeight - 70, Math.max(...{ends}) + 10)")
+    assert _colours(browser.shot("mlflow-tree", part=(left, top, width, height))) > 100
     _clean(browser)
 
 
@@ -173,9 +176,8 @@ def _button(text: str) -> str:
 
 def _whole_names(browser: Any) -> None:
     """No run's name is cut."""
-    overflows = "e && e.role !== 'gridcell'; e = e.parentElement) if (e.scrollWidth > e.clientWidth"
-    cut = f"a => {{ for (let e = a; {overflows} + 1) return true; }}"
-    browser.wait(f"!{_ALL}('[role=row] a')].some({cut})")
+    cut = "getComputedStyle(e).textOverflow === 'ellipsis' && e.scrollWidth > e.clientWidth"
+    browser.wait(f"!{_ALL}('[role=gridcell]:has(a) *')].some(e => {cut})")
 
 
 def _right_of_the_menu(browser: Any) -> tuple[float, float, float, float]:
@@ -216,7 +218,7 @@ def test_a_loss_has_charts(browser: Any, shown: Shown) -> None:
     browser.wait("document.querySelectorAll('.js-plotly-plot .scatterlayer path').length > 0")
     browser.shot("mlflow-loss-best")
     browser.open(shown.run_page(shown.loss))
-    browser.see("scientific", "α", shown.trial(0), "Finished")
+    browser.see("scientific", "α", f"{shown.loss} confirm", "Finished")
     browser.shot("mlflow-loss")
     _clean(browser)
 
@@ -256,7 +258,7 @@ def test_the_report_shows_in_the_artifact_viewer_with_its_plots(browser: Any, sh
     assert "Leaderboard" in text
     _, top, _, height = browser.box("document.querySelector('iframe')")
     left, _, width, _ = _right_of_the_menu(browser)  # and below the viewer's head: it says a path
-    shot = browser.shot("mlflow-report", part=(left, top, width, height))
+    shot = browser.shot("mlflow-report", part=(left, top, width, height - 80))
     assert _colours(shot) > 200
     _clean(browser)
 
