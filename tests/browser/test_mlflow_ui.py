@@ -268,10 +268,8 @@ def _inside(browser: Any) -> str:
     end = time.monotonic() + 60.0
     while time.monotonic() < end:
         for context in list(browser.contexts.values()):
-            script = (
-                "[document.body.innerText, document.querySelectorAll('svg path, canvas').length]"
-            )
-            value = browser.evaluate(script, context=context)
+            marks = "document.querySelectorAll('.plot[data-drawn] svg path').length"
+            value = browser.evaluate(f"[document.body.innerText, {marks}]", context=context)
             if value and "Leaderboard" in value[0] and value[1] > 20:
                 return str(value[0])
         browser.evaluate("1")
