@@ -20,6 +20,7 @@ from study.display import number
 from study.home import StudyHome
 from study.jobs import Job, Progress
 from study.plan import Plan
+from study.processes import module, surroundings
 from study.requests import confirm_seed, plain_value
 from study.table import KNOB, TrialTable
 from study.tracking.writer import Tracker
@@ -277,15 +278,9 @@ class Refresher:
             self._note(progress)
             self._started = time.monotonic()
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "study.finishing",
-                    self._plan.name,
-                    str(self._home.report),
-                ],
+                [*module("study.finishing"), self._plan.name, str(self._home.report)],
                 # Not on the command line, which every user of the machine can read.
-                env={**os.environ, _STORE: self._home.tracking_uri(self._plan)},
+                env=surroundings(**{_STORE: self._home.tracking_uri(self._plan)}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

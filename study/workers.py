@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from threading import Thread
 from typing import Any, BinaryIO, TypeVar
+
+from study.processes import module, surroundings
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -91,14 +92,11 @@ def _delegate(
 
 
 def _start() -> subprocess.Popen[bytes]:
-    top = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
-        # -P: the folder we are called from may hold a `study` of its own, or a `random.py`.
-        [sys.executable, "-P", "-m", "study.workers"],
+        module("study.workers"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=surroundings(OMP_NUM_THREADS="1"),
     )
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from study.errors import StudyError
+from study.processes import module
 from study.tracking.address import with_driver
 from study.tracking.redaction import redact
 
@@ -53,7 +53,7 @@ def serve(
         raise StudyError(
             f"The port {port} of {host} is taken: choose another, or 0 for a free one."
         )
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port)]
+    command = [*module("mlflow"), "server", "--host", host, "--port", str(port)]
     # A line for every request would fill the disk in the months a server may run.
     command += ["--workers", "1", "--uvicorn-opts", "--no-access-log"]
     if artifact_root is not None:

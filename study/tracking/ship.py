@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from study.processes import module, surroundings
 from study.tracking.redaction import redact
 from study.tracking.spool import Consumer, locked
 
@@ -97,15 +98,13 @@ class Orders:
 
 def start(settings: Settings) -> subprocess.Popen[bytes]:
     """A shipper in a process of its own; it ends when its standard input is closed."""
-    top, spool = Path(__file__).resolve().parents[2], Path(settings.spool)
-    path = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
-    with (spool / "shipper.log").open("ab") as log:
+    with (Path(settings.spool) / "shipper.log").open("ab") as log:
         shipper = subprocess.Popen(
-            [sys.executable, "-m", "study.tracking.ship"],
+            module("study.tracking.ship"),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env={**os.environ, "PYTHONPATH": path},
+            env=surroundings(),
             start_new_session=True,  # Ctrl-C is for the study; the shipper ends with its pipe
         )
     assert shipper.stdin is not None
