@@ -60,6 +60,8 @@ class Range(Section):
                 raise ValueError("`choices` needs at least one value")
             if self.low is not None or self.high is not None:
                 raise ValueError("a range has either choices or low and high")
+            if self.log or self.step is not None or self.integer:
+                raise ValueError("choices have no log, step or integer")
             if any(isinstance(c, float) and not math.isfinite(c) for c in self.choices):
                 raise ValueError(f"`choices` must be finite, but got {list(self.choices)}")
             # To a sampler 1, 1.0 and true are the same choice.

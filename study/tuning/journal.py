@@ -25,7 +25,8 @@ class Journal(BaseJournalBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.touch()
+        if not path.exists():
+            path.touch()  # who only reads may not be allowed to
         self._number, self._offset = 0, 0
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,15 @@ from PIL import Image
 from search_spaces.space import Space
 from study.analyses.lint import lint_spaces
 from study.checks import describe_data, open_data
-from study.home import create_study, new_study
+from study.home import StudyHome, create_study, new_study
+from study.jobs import Job
 from study.main import main
-from study.plan import load_plan
+from study.plan import Plan, load_plan
 from study.planning import build_plan
 from study.read_file import parse_study, read_study_file
 from study.running import begin
 from study.tuning.describing import protocol_record
+from tests.study.tuning_simulation import drive, open_ledger
 
 STUDY: dict[str, Any] = {
     "name": "s",
@@ -432,6 +434,47 @@ def saved_plan(uri: str | None, name: str = "s") -> Path:
     directory.mkdir(parents=True)
     save_plan(plan, directory)
     return directory
+
+
+def test_sweep_confirm_and_extend_ask_for_what_they_say(
+    study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved_plan(None)
+    asked: list[tuple[Plan, Sequence[Job], bool]] = []
+
+    def execute(home: StudyHome, plan: Plan, **options: Any) -> int:
+        asked.append((plan, options.get("requests", ()), options.get("search", True)))
+        return 0
+
+    monkeypatch.setattr("study.running.execute", execute)
+    for words in (["extend", "s", "--trials", "4"], ["confirm", "s"]):
+        early = study(*words)
+        assert early.code == 2
+        assert early.err.count("\n") == 1
+        assert "study resume s" in early.err
+    ledger = open_ledger(load_plan(directory), directory)
+    drive(ledger, lambda job, epoch: 0.1 * epoch + 0.01 * job.number, epochs=2)
+    for words, known in ((["--knob", "alpa"], "alpha"), (["--loss", "triplt"], "triplet")):
+        wrong = study("sweep", "s", "--knob", "alpha", *words)
+        assert wrong.code == 2
+        assert known in wrong.err
+    assert not asked
+    assert study("sweep", "s", "--knob", "alpha", "--values", "3", "--seeds", "2").code == 0
+    assert study("confirm", "s").code == 0
+    assert study("extend", "s", "--trials", "4").code == 0
+    (_, swept, _), (_, confirmed, _), (longer, nothing, _) = asked
+    anchors = ("incumbent", "published")
+    assert {(j.loss, j.swept, j.split) for j in swept} == {("proxy_anchor", "alpha", "validation")}
+    assert sorted({j.anchor for j in swept}) == list(anchors)
+    assert len(swept) in (12, 14, 16), "three values and the anchor's own, two seeds, two anchors"
+    assert {(j.loss, j.anchor) for j in confirmed} == {
+        (loss, anchor) for loss in longer.losses for anchor in anchors
+    }
+    assert {j.split for j in confirmed} == {"test"}
+    assert [search for _, _, search in asked] == [False, False, True]
+    assert not nothing
+    assert [stage.points for stage in longer.stages] == [3, 4]
+    assert load_plan(directory) == longer
 
 
 @pytest.mark.parametrize(

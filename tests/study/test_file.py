@@ -111,6 +111,8 @@ def test_the_files_we_ship_are_valid_studies(name: str) -> None:
         ("training: {head_lr: [.nan, 1]}", "`training.head_lr.low`: input should be a finite"),
         ("training: {head_lr: {choices: [0.1, .inf]}}", "`choices` must be finite"),
         ("training: {head_lr: {choices: [1, 1.0]}}", "`choices` must differ"),
+        ("training: {head_lr: {choices: [1, 2], low: 1}}", "either choices or low and high"),
+        ("training: {head_lr: {choices: [1, 2], log: true}}", "choices have no log"),
         ("training: {layer_norm: {choices: [[a]]}}", "a number, a word, true or false"),
         ("training: {head_lr: }", "a number, a word, true or false"),
         ("training: {head_lr: 2024-01-01}", "a number, a word, true or false"),

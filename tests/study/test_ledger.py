@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -461,8 +462,11 @@ def test_readers_write_nothing(tmp_path: Path) -> None:
     assert Record(tmp_path, plan.spaces).trials("triplet") == []
     assert list(tmp_path.iterdir()) == []
     drive(open_ledger(plan, tmp_path), crash_after=10)
-    before = (tmp_path / "optuna.journal").read_bytes()
+    journal = tmp_path / "optuna.journal"
+    before = journal.read_bytes()
+    os.utime(journal, (1.0, 1.0))
     assert len(Record(tmp_path, plan.spaces).trials("triplet")) > 0
+    assert journal.stat().st_mtime == 1.0, "who may only read the study may read it"
     other = make_plan(search={"sampler": "random"})  # as an older version would have described it
     assert not Ledger(other, Record(tmp_path, plan.spaces)).is_finished()
     assert (tmp_path / "optuna.journal").read_bytes() == before
