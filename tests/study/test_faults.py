@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from study.home import StudyHome
+from study.plan import load_plan
 from study.tracking.server import free_port, serve
 from tests.study.driven import (
     SEARCH,
@@ -212,9 +213,12 @@ def test_a_full_disk_stops_cleanly_and_goes_on_later(tmp_path: Path, data_cache:
         assert "Traceback" not in output
         ballast.unlink()
         before = recorded(home)
+        place = Path(home.checkpoint_place(load_plan(home.directory)))
+        ended = before[before["state"] == "finished"]["trial"]
+        unsaved = [trial for trial in ended if not (place / f"{trial}.pt").exists()]
         resumed = launch(root, "resume", "s", "--no-report")
         output, _ = resumed.communicate(timeout=300)
         assert resumed.returncode == 0, output
-        check_resumed(home, before)
+        check_resumed(home, before, unsaved=unsaved)
     finally:
         subprocess.run(["umount", "-l", str(root)], check=True)
