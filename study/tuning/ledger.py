@@ -115,10 +115,14 @@ class Ledger:
         return job_or_none
 
     def is_finished(self) -> bool:
-        """Whether nothing runs and nothing will."""
+        """Whether nothing runs and nothing will in this run."""
         if self._running or self._aside or self._unfinished or self._requests:
             return False
         return not self._search or self.search_is_finished()
+
+    def study_is_finished(self) -> bool:
+        """Whether nothing of the study is left, be it for this run or for a later one."""
+        return self.is_finished() and self.search_is_finished()
 
     def search_is_finished(self) -> bool:
         """Whether every point and repeat of the plan has ended."""
@@ -169,11 +173,12 @@ class Ledger:
         """Whether an earlier run left a job open so."""
         return trial in self._set_aside_before
 
-    def progress(self, *, slots: int | None = None) -> list[Progress]:
+    def progress(self, *, slots: int | None = None, whole: bool = False) -> list[Progress]:
         """How far each loss is, in the plan's order.
 
         Args:
             slots: Trials that can run at once; more than that are asked for but wait.
+            whole: Count the search as planned even if this run leaves it alone.
         """
         running = list(self._running.values())[:slots]
         asked = self.waiting
@@ -181,7 +186,7 @@ class Ledger:
             search.progress(
                 running=[j for j in running if j.loss == loss],
                 waiting=[j for j in asked if j.loss == loss],
-                searching=self._search,
+                searching=self._search or whole,
                 epochs_running=sum(
                     self.epochs_done(j.trial) for j in self._running.values() if j.loss == loss
                 ),
