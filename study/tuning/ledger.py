@@ -46,7 +46,9 @@ class Ledger:
         self._losses = {loss: LossSearch(plan, loss, record) for loss in plan.losses}
         if record.writable:
             for loss, sampler in self.samplers().items():
-                record.describe(loss, {"sampler": sampler})
+                # An extension may have another: what chose the earlier points stays written.
+                stage = f"sampler/{len(plan.stages)}"
+                record.describe(loss, {"sampler": sampler, stage: sampler})
         self._running: dict[str, Job] = {}
         self._aside: dict[str, Job] = {}
         self._set_aside_before: set[str] = set()

@@ -163,6 +163,17 @@ def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> Non
         assert said["model"] == "Gaussian process of dml-study"
         assert said["most_points"] == MOST_POINTS
         assert said["priors"].keys() == {"log_length", "log_signal", "log_noise"}
+    if sampler == "tpe":
+        assert said["multivariate"] is said["constant_liar"] is True
+
+
+def test_an_extension_with_another_sampler_keeps_the_record_of_the_first(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"sampler": "auto", "trials": 10})
+    open_ledger(plan, tmp_path)
+    open_ledger(plan.extended(MOST_POINTS), tmp_path)
+    said = optuna_study(tmp_path, "triplet").user_attrs
+    assert said["sampler/1"]["name"] == "gp"
+    assert said["sampler/2"]["name"] == said["sampler"]["name"] == "tpe"
 
 
 def test_samplers_never_see_repeats(tmp_path: Path) -> None:
