@@ -187,6 +187,7 @@ def test_a_run_beside_an_unfinished_search_does_not_finish_the_study(
         ledger.end(job.trial, Outcome("finished", 9, 0.5))
     summary = run(home, plan, search=False, report=False)
     assert summary.finished
+    assert summary.tracked
     client = MlflowClient(home.tracking_uri(plan))
     experiment = client.get_experiment_by_name(plan.name).experiment_id
     (study,) = client.search_runs([experiment], "tags.`dml.kind` = 'study'")
