@@ -168,8 +168,11 @@ def sampler_record(name: str, *, startup: int, space: Space) -> dict[str, Any]:
         settings["n_startup_trials"] = startup
     plain = bool | int | float | str | None
     shown = {k: v if isinstance(v, plain) else _name(v) for k, v in settings.items()}
-    own = {"gp": gaussian_settings, "cmaes": lambda: _cmaes_settings(space)}
-    return {**record, **shown, **(own[name]() if name in own else {})}
+    if name == "gp":
+        shown |= gaussian_settings()
+    if name == "cmaes":
+        shown |= _cmaes_settings(space)
+    return {**record, **shown}
 
 
 def _name(value: Any) -> str:
