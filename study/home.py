@@ -64,9 +64,16 @@ class StudyHome:
         return self.directory / "checkpoints"
 
     def checkpoint_place(self, plan: Plan) -> str:
-        """Where the study's trials keep checkpoints: a folder, or an S3 prefix."""
+        """Where the study's trials keep checkpoints: a folder, or an S3 prefix.
+
+        In a place that is shared other users may have studies of the same name, and a study keeps
+        its own there when its directory is renamed.
+        """
         shared = plan.file.storage.checkpoints
-        return f"{shared.rstrip('/')}/{self.name}" if shared else str(self.checkpoints)
+        if not shared:
+            return str(self.checkpoints)
+        own = f"{plan.name}-{plan.study_id[:8]}" if plan.study_id else self.name
+        return f"{shared.rstrip('/')}/{own}"
 
     @property
     def spool(self) -> Path:

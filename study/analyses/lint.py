@@ -191,13 +191,15 @@ def _search(table: TrialTable, loss: str) -> list[tuple[str, str]]:
     rows = history(table)
     rows = rows[(rows["loss"] == loss) & rows["best"].notna()]
     sigma = seed_noise(table).sigma
-    if len(rows) < 15 or not np.isfinite(sigma):
+    if len(rows) < 15:
         return []
     before = float(rows["best"].iloc[int(0.8 * len(rows)) - 1])
     gain = float(rows["best"].iloc[-1]) - before
-    if gain <= 2 * sigma:
+    known = np.isfinite(sigma)
+    if gain <= (2 * sigma if known else 0.0):
         return []
-    message = f"The last fifth of the search still gained {gain:.4f}: extend it."
+    todo = "extend it" if known else "extend it, unless that is luck (seed noise unknown)"
+    message = f"The last fifth of the search still gained {gain:.4f}: {todo}."
     return [("still improving", message)]
 
 

@@ -46,8 +46,7 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
     """
     trials = searching(table, loss)
     full = full_epochs(table, loss)
-    free = trials[trials["origin"].isin(["sobol", "published"])]
-    free = free[(free["epochs"] >= full) & free["score"].notna()].set_index("trial")
+    free = _never_stopped(trials, full).set_index("trial")
     rows = []
     rungs = _rungs(trials, full) if len(free) >= LEAST else []
     foretold = _foretold(table, free["score"], [int(e) for e in rungs], int(full))
@@ -63,6 +62,26 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
         verdict = "safe" if low >= SAFE else "unsafe" if high < SAFE else "cannot tell"
         rows.append((int(epoch), len(early), rho, low, high, kept, foretold[int(epoch)], verdict))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def unknown(table: TrialTable, loss: str) -> str:
+    """Why nobody can tell whether stopping was safe; empty if `analyse` can or none was stopped."""
+    trials = searching(table, loss)
+    stopped = int((trials["state"] == "stopped").sum())
+    count = len(_never_stopped(trials, full_epochs(table, loss)))
+    if not stopped or count >= LEAST:
+        return ""
+    were = "trial was" if stopped == 1 else "trials were"
+    return (
+        f"{stopped} {were} stopped, and of the {LEAST} full-length ones that nothing could stop, "
+        f"which it takes to tell, there are {count}"
+    )
+
+
+def _never_stopped(trials: pd.DataFrame, full: float) -> pd.DataFrame:
+    """Full-length trials that no rule could have stopped."""
+    free = trials[trials["origin"].isin(["sobol", "published"])]
+    return free[(free["epochs"] >= full) & free["score"].notna()]
 
 
 def _foretold(

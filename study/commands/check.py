@@ -65,9 +65,14 @@ def _loss(plan: Any, loss: str) -> dict[str, Any]:
 
 def _advice(plan: Any) -> list[str]:
     from study.analyses.lint import lint_plan
+    from study.tuning.sampling import drawn_at_random
 
-    first = plan.losses[0]
-    return lint_plan(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
+    first, sampler = plan.losses[0], plan.file.search.sampler
+    lines = lint_plan(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
+    for loss, space in plan.spaces.items():
+        if knobs := drawn_at_random(sampler, space):
+            lines.append(f"{loss}: CMA-ES has no model of {', '.join(knobs)}: drawn at random.")
+    return lines
 
 
 def _print(content: dict[str, Any]) -> None:

@@ -210,6 +210,12 @@ def _search(findings: Findings) -> Section:
             "whether the others' learning curves would have let it go on"
         )
         blocks.append(Block(table=frame[["loss", *stopping.COLUMNS]], caption=caption))
+    unknown = {loss: stopping.unknown(findings.table, loss) for loss in findings.losses}
+    blocks += [
+        Block(text=f"Was early stopping safe? {loss}: cannot tell. {why}.")
+        for loss, why in unknown.items()
+        if why
+    ]
     return Section("search", "The search", blocks)
 
 

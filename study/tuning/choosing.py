@@ -40,7 +40,7 @@ class Chooser:
 
     def record(self) -> dict[str, Any]:
         """The sampler with every setting."""
-        return sampler_record(self._name, startup=self._startup)
+        return sampler_record(self._name, startup=self._startup, space=self._space)
 
     def choose(self, index: int) -> dict[str, Value]:
         """Its point `index`. Only what is recorded and how many were asked matter."""

@@ -59,6 +59,7 @@ class RunSummary:
         tracking_error: why not.
         warnings: How many lines were added to the study's warnings.txt.
         refused: How many records MLflow refused for good, in this run.
+        trouble: Why no more trials were started, if it was not the user who wanted that.
     """
 
     finished: bool
@@ -68,6 +69,7 @@ class RunSummary:
     warnings: int = 0
     refused: int = 0
     tracking_error: str = ""
+    trouble: str = ""
 
 
 def run(
@@ -154,6 +156,7 @@ def run(
             warnings=warned.count,
             refused=told.refused - refused_before,
             tracking_error=told.error,
+            trouble=desk.trouble,
         )
 
 
@@ -198,19 +201,22 @@ def _pause(report: bool) -> float:
 
 @contextlib.contextmanager
 def _ending(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> Iterator[bool]:
-    """Gives whether all trials ended; whatever happens then, the study's run ends in MLflow."""
+    """Gives whether all trials of this run ended; whatever happens then, it ends in MLflow.
+
+    There the study is finished only when its search is, too: a sweep may come before that.
+    """
     finished = ledger.is_finished()
     try:
         yield finished
     finally:
         _note(home, plan, tracker, ledger)
-        tracker.end_study(state="FINISHED" if finished else "KILLED")
+        tracker.end_study(state="FINISHED" if ledger.study_is_finished() else "KILLED")
 
 
 def _note(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> None:
     """Say on the parent run how the study stands."""
     reported = (home.report / "index.html").exists()
-    tracker.note(progress_note(plan, ledger.progress(), reported=reported))
+    tracker.note(progress_note(plan, ledger.progress(whole=True), reported=reported))
 
 
 def _node_files(home: StudyHome, plan: Plan) -> NodeFiles:
@@ -252,7 +258,7 @@ def _shower(
 
     def show() -> None:
         progress = desk.progress()
-        refresher.tick(progress)
+        refresher.tick(desk.ledger.progress(whole=True))
         grown.update(sum(p.planned - p.ended for p in progress))
         for trouble in lasting:
             trouble.update()

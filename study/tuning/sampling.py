@@ -35,6 +35,8 @@ MOST_KNOBS = 12
 """Knobs up to which `auto` is the Gaussian process: beyond, its lengths are guesses."""
 MOST_LEVELS = 10_000
 """Levels of a knob on a grid, at most."""
+MOST_SHUFFLED = 2**22
+"""Cells of a grid up to which all are put in order."""
 
 
 def sobol_point(space: Space, index: int, *, seed: int) -> dict[str, Value]:
@@ -69,8 +71,10 @@ def grid_points(space: Space, totals: Sequence[int], *, seed: int) -> list[dict[
             if math.prod(map(len, axes)) - len(taken) >= total - len(chosen) or not growing:
                 break
             levels[min(growing, key=lambda name: levels[name])] += 1
-        cells = _shuffled(axes, rng)
-        for cell in itertools.chain((c for c in cells if c not in used), itertools.cycle(cells)):
+        order = _order(math.prod(map(len, axes)), total - len(chosen) + len(used), rng)
+        unused = (c for i in order if (c := _cell(axes, int(i))) not in used)
+        repeated = (_cell(axes, int(i)) for i in itertools.cycle(order))
+        for cell in itertools.chain(unused, repeated):
             if len(chosen) >= total:
                 break
             used.add(cell)
@@ -78,9 +82,22 @@ def grid_points(space: Space, totals: Sequence[int], *, seed: int) -> list[dict[
     return chosen
 
 
-def _shuffled(axes: Sequence[Sequence[Value]], rng: np.random.Generator) -> list[tuple[Value, ...]]:
-    cells = list(itertools.product(*axes))
-    return [cells[i] for i in rng.permutation(len(cells))]
+def _order(
+    cells: int, wanted: int, rng: np.random.Generator
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Numbers of cells, shuffled: all of them, or of very many at least as many as are wanted."""
+    if cells <= MOST_SHUFFLED:
+        return rng.permutation(cells)
+    return rng.choice(cells, size=wanted, replace=False)
+
+
+def _cell(axes: Sequence[Sequence[Value]], number: int) -> tuple[Value, ...]:
+    """A cell of the grid by its number; the last axis moves first."""
+    values = []
+    for axis in reversed(axes):
+        number, place = divmod(number, len(axis))
+        values.append(axis[place])
+    return tuple(reversed(values))
 
 
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -120,7 +137,23 @@ def make_sampler(name: str, *, seed: int, startup: int) -> BaseSampler:
         return _SAMPLERS[name](seed=seed, **settings)  # type: ignore[call-arg]
 
 
-def sampler_record(name: str, *, startup: int) -> dict[str, Any]:
+def drawn_at_random(name: str, space: Space) -> list[str]:
+    """Knobs that a sampler has no model of, so that it draws them at random: choices of CMA-ES."""
+    if name != "cmaes":
+        return []
+    knobs = space.distributions.items()
+    return [knob for knob, d in knobs if isinstance(d, CategoricalDistribution)]
+
+
+def _cmaes_settings(space: Space) -> dict[str, Any]:
+    """What CMA-ES makes of the settings that are left to it: it sees every range as 0 to 1."""
+    at_random = drawn_at_random("cmaes", space)
+    knobs = len(space.distributions) - len(at_random)
+    used = {"sigma0": 1 / 6, "popsize": 4 + math.floor(3 * math.log(knobs))} if knobs else {}
+    return {**used, "drawn_at_random": at_random}
+
+
+def sampler_record(name: str, *, startup: int, space: Space) -> dict[str, Any]:
     """The sampler with every setting, defaults included, for the study's record.
 
     The seed is not among them: each question has its own, derived from the study's.
@@ -135,7 +168,11 @@ def sampler_record(name: str, *, startup: int) -> dict[str, Any]:
         settings["n_startup_trials"] = startup
     plain = bool | int | float | str | None
     shown = {k: v if isinstance(v, plain) else _name(v) for k, v in settings.items()}
-    return {**record, **shown, **(gaussian_settings() if name == "gp" else {})}
+    if name == "gp":
+        shown |= gaussian_settings()
+    if name == "cmaes":
+        shown |= _cmaes_settings(space)
+    return {**record, **shown}
 
 
 def _name(value: Any) -> str:

@@ -6,12 +6,13 @@ import fcntl
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from study.errors import StudyError
-from study.home import create_study, find_study, new_study, study_names
+from study.home import StudyHome, create_study, find_study, new_study, study_names
 from study.plan import load_plan
 from tests.study.tuning_simulation import make_plan
 
@@ -81,3 +82,17 @@ def test_a_start_does_not_stumble_over_a_status(tmp_path: Path) -> None:
     with home.locked():
         assert home.is_running()
     thread.join()
+
+
+def test_studies_of_one_name_share_no_checkpoints(tmp_path: Path) -> None:
+    """On a store that two users share; and a study that is renamed keeps its own."""
+    shared = {"checkpoints": "s3://bucket/all/"}
+    first, second = make_plan(storage=shared), make_plan(storage=shared)
+    homes = StudyHome(tmp_path / "ann" / "s"), StudyHome(tmp_path / "bob" / "s")
+    place = homes[0].checkpoint_place(first)
+    assert place.startswith("s3://bucket/all/s-")
+    assert place != homes[1].checkpoint_place(second)
+    assert place == StudyHome(tmp_path / "renamed").checkpoint_place(first)
+    old = replace(first, study_id="")
+    assert homes[0].checkpoint_place(old) == "s3://bucket/all/s"
+    assert homes[0].checkpoint_place(make_plan()) == str(homes[0].checkpoints)

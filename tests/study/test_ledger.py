@@ -19,6 +19,7 @@ from study.errors import StudyError
 from study.jobs import Job, Outcome, point_key
 from study.plan import Plan
 from study.requests import confirm_jobs, sweep_jobs, sweep_values
+from study.table import State
 from study.tuning.gaussian import MOST_POINTS
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record, job_of, outcome_of
@@ -162,6 +163,17 @@ def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> Non
         assert said["model"] == "Gaussian process of dml-study"
         assert said["most_points"] == MOST_POINTS
         assert said["priors"].keys() == {"log_length", "log_signal", "log_noise"}
+    if sampler == "tpe":
+        assert said["multivariate"] is said["constant_liar"] is True
+
+
+def test_an_extension_with_another_sampler_keeps_the_record_of_the_first(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"sampler": "auto", "trials": 10})
+    open_ledger(plan, tmp_path)
+    open_ledger(plan.extended(MOST_POINTS), tmp_path)
+    said = optuna_study(tmp_path, "triplet").user_attrs
+    assert said["sampler/1"]["name"] == "gp"
+    assert said["sampler/2"]["name"] == said["sampler"]["name"] == "tpe"
 
 
 def test_samplers_never_see_repeats(tmp_path: Path) -> None:
@@ -383,6 +395,28 @@ def test_requests_run_once(tmp_path: Path) -> None:
     again = drive(open_ledger(plan, tmp_path, requests=requests, search=False))
     assert again == []
     assert open_ledger(plan, tmp_path).search_is_finished()
+
+
+@pytest.mark.parametrize(("state", "times"), [("failed", 2), ("diverged", 1)])
+def test_a_request_that_failed_runs_again_when_it_is_asked_again(
+    tmp_path: Path, state: State, times: int
+) -> None:
+    """A failure says nothing about the point; a divergence does. A resume asks for nothing."""
+    plan = make_plan(losses=["triplet"], protocol={"confirm_seeds": 2})
+    drive(open_ledger(plan, tmp_path))
+    requests = confirm_jobs(plan, incumbents_of(plan, tmp_path))
+    ledger = open_ledger(plan, tmp_path, requests=requests, search=False)
+    bad = []
+    while (job := ledger.next_job()) is not None:
+        bad.append(job.trial)
+        ledger.end(job.trial, Outcome(state, 0, math.nan, error="OSError: gone"))
+    assert len(bad) == len(requests)
+    assert open_ledger(plan, tmp_path).is_finished(), "a resume runs nothing"
+    open_ledger(plan, tmp_path, requests=requests, search=False)  # and the power goes
+    again = drive(open_ledger(plan, tmp_path))
+    assert len(again) == (times - 1) * len(requests)
+    assert not {job.trial for job in again} & set(bad)
+    assert drive(open_ledger(plan, tmp_path, requests=requests, search=False)) == []
 
 
 @pytest.mark.parametrize("crash_after", [1, 30])

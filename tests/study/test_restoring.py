@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from mlflow import MlflowClient
 
 from study.home import StudyHome
 from study.jobs import Job, Outcome
@@ -17,8 +18,9 @@ from study.tracking.writer import Tracker
 from study.tuning.describing import open_tracking
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record
+from study.tuning.run import run
 from study.tuning.telling import TrackingListener, tell_again
-from tests.study.driven import check_complete, check_consistent
+from tests.study.driven import check_complete, check_consistent, write_features
 from tests.study.tuning_simulation import closeness, make_plan
 
 COUNTS = {f"{p}_{k}": 1 for p in ("train", "validation", "test") for k in ("classes", "items")}
@@ -167,3 +169,28 @@ def test_what_is_shipped_late_is_not_told_twice(study: tuple[StudyHome, Plan]) -
     assert check_consistent(home)["trial"].is_unique
     assert (trials["seconds"] == 7.5).all()
     check_consistent_open(home)
+
+
+def test_a_run_beside_an_unfinished_search_does_not_finish_the_study(
+    tmp_path: Path, data_cache: Path
+) -> None:
+    """As after a sweep: this run is done, the study is not, and MLflow says how far it is."""
+    path = write_features(tmp_path)
+    plan = make_plan(losses=["triplet"], data={"name": "arrays", "path": str(path)})
+    home = StudyHome(tmp_path / "s")
+    home.directory.mkdir()
+    save_plan(plan, home.directory)
+    ledger = Ledger(plan, Record(home.directory, plan.spaces, writable=True))
+    for _ in range(3):
+        job = ledger.next_job()
+        assert job is not None
+        ledger.end(job.trial, Outcome("finished", 9, 0.5))
+    summary = run(home, plan, search=False, report=False)
+    assert summary.finished
+    assert summary.tracked
+    client = MlflowClient(home.tracking_uri(plan))
+    experiment = client.get_experiment_by_name(plan.name).experiment_id
+    (study,) = client.search_runs([experiment], "tags.`dml.kind` = 'study'")
+    assert study.info.status == "KILLED"
+    planned = plan.trials("triplet")
+    assert f"3 of {planned} trials ended" in study.data.tags["mlflow.note.content"]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+
 import numpy as np
+import optuna
 import pytest
+from optuna._transform import _SearchSpaceTransform
+from optuna.samplers import CmaEsSampler
 
 from search_spaces import get_space
 from search_spaces.scale import to_unit
@@ -11,11 +17,14 @@ from search_spaces.space import Choice, Float, Int, Knob, Space
 from study.tuning.sampling import (
     MOST_KNOBS,
     _sobol_block,
+    drawn_at_random,
     grid_points,
     make_sampler,
     sampler_name,
+    sampler_record,
     sobol_point,
 )
+from trainables.seeding import derive
 
 SPACE = Space(
     loss="x",
@@ -73,6 +82,38 @@ def test_a_grid_without_further_values_starts_again() -> None:
     points = grid_points(small, [5], seed=0)
     assert len(points) == 5
     assert {p["c"] for p in points[:3]} == {1, 2, 3}
+
+
+def test_a_grid_of_many_knobs_takes_no_memory() -> None:
+    """Its first points are those that all its cells, shuffled, begin with."""
+    for count in (3, 20, 40):
+        many = {f"k{i}": Knob(Float(0.0, 1.0), "k", "") for i in range(count)}
+        tracemalloc.start()
+        points = grid_points(Space(loss="x", paper="", scientific=many), [6], seed=0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**25
+        assert len({tuple(p.items()) for p in points}) == 6
+        if count == 3:
+            cells = list(itertools.product(*[[0.25, 0.75]] * count))
+            order = np.random.default_rng(derive(0, "grid", "x")).permutation(len(cells))
+            assert [tuple(p.values()) for p in points] == [cells[i] for i in order[:6]]
+
+
+def test_the_record_of_cma_es_is_what_it_uses() -> None:
+    """As Optuna sets it up for the knobs it models."""
+    said = sampler_record("cmaes", startup=4, space=SPACE)
+    assert said["drawn_at_random"] == ["d"]
+    modelled = {k: d for k, d in SPACE.distributions.items() if k != "d"}
+    sampler = make_sampler("cmaes", seed=0, startup=4)
+    assert isinstance(sampler, CmaEsSampler)
+    transform = _SearchSpaceTransform(modelled, transform_step=True, transform_0_1=True)
+    used = sampler._init_optimizer(transform, optuna.study.StudyDirection.MAXIMIZE)
+    assert said["popsize"] == used.population_size
+    assert said["sigma0"] == pytest.approx(used._sigma)
+    choice = Space(loss="x", paper="", scientific={"d": SPACE.scientific["d"]})
+    assert sampler_record("cmaes", startup=4, space=choice)["drawn_at_random"] == ["d"]
+    assert drawn_at_random("tpe", SPACE) == []
 
 
 def test_samplers_by_name() -> None:

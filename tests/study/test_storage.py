@@ -9,6 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from study.home import StudyHome
+from study.plan import load_plan
 from tests.study.driven import check_complete, launch, wait_for, workers_of, write_study
 
 pytestmark = pytest.mark.ray
@@ -42,7 +43,8 @@ def test_trials_go_on_from_s3(
         trials = check_complete(home)
         assert set(trials["state"]) == {"finished"}
         best = trials.sort_values("score")["trial"].iloc[-1]
-        assert [stored.key for stored in bucket.objects.all()] == [f"runs/s/{best}.pt"]
+        own = home.checkpoint_place(load_plan(home.directory)).removeprefix("s3://shared/")
+        assert [stored.key for stored in bucket.objects.all()] == [f"{own}/{best}.pt"]
         assert not home.checkpoints.exists()
     finally:
         moto.stop()

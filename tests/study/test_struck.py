@@ -11,6 +11,7 @@ import pytest
 
 from study.home import StudyHome
 from study.plan import load_plan
+from study.tuning.brake import MOST_FAILURES
 from study.tuning.run import run
 from tests.study.driven import (
     check_complete,
@@ -136,6 +137,32 @@ def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> Non
     assert "untrained backbone" in output
     check_resumed(home, before)
     assert f"{len(recorded(home))} of " in _note(home)
+
+
+def test_a_study_whose_every_trial_fails_says_so_and_stops(
+    tmp_path: Path, data_cache: Path
+) -> None:
+    root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
+    training = {"epochs": 2, "batch_size": 32, "embedding_dim": HUGE}
+    search = {"trials": 20, "repeats": 1}
+    file = write_study(tmp_path, losses=["triplet"], training=training, search=search)
+    ended = 0  # what fails again after a resume has failed
+    for command in (("run", str(file)), ("resume", "s")):
+        process = launch(root, *command, "--no-report")
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 1, output
+        assert "Traceback" not in output
+        assert "in a row failed" in output, output
+        (line,) = [line for line in output.splitlines() if "in a row failed" in line]
+        assert "before their first epoch" in line
+        assert "memory" in line
+        assert line.endswith("mend it, then go on with: study resume s")
+        states = recorded(home)["state"]
+        assert (states == "failed").sum() == ended
+        left_open = int((states == "running").sum())
+        assert MOST_FAILURES <= left_open < 10
+        assert len(list(home.errors.iterdir())) == ended + left_open
+        ended += left_open
 
 
 def _note(home: StudyHome) -> str:

@@ -35,6 +35,7 @@ from study.analyses.noise import seed_noise
 from study.analyses.samples import full_epochs, gather
 from study.analyses.surrogate import Refusal, Surrogate, fit
 from study.report.answer import answer
+from study.report.build import write_report
 from study.report.chart import Heat
 from study.report.compare import compare_reports
 from study.report.figures import divergence as figures
@@ -272,6 +273,25 @@ def test_stopping_is_safe_only_if_early_ranks_are_final_ranks(crossing: bool, ve
     worst = table.curves["score"].where(~its_own, 0.9 if crossing else 0.1)
     rows = stopping.analyse(replace(table, curves=table.curves.assign(score=worst)), "a")
     assert not rows["best_foretold"].any()
+
+
+@pytest.mark.parametrize(("trials", "sobol", "said"), [(14, 0.4, True), (40, 0.4, False)])
+def test_too_few_trials_to_judge_stopping_are_said(
+    trials: int, sobol: float, said: bool, tmp_path: Path
+) -> None:
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.1]), noise=0.001)
+    table = make_table([problem], Plan(trials=trials, sobol_share=sobol))
+    stopped = int((table.trials["state"] == "stopped").sum())
+    assert stopped
+    rows, why = stopping.analyse(table, "a"), stopping.unknown(table, "a")
+    assert bool(len(rows)) != said
+    assert bool(why) == said
+    page = write_report(table, tmp_path, formats=("png",)).index.read_text("utf-8")
+    assert ("a: cannot tell" in page) == said
+    if said:
+        assert f"{stopped} trials were stopped" in page
+    calm = replace(table, trials=table.trials[table.trials["state"] != "stopped"])
+    assert not stopping.unknown(calm, "a"), "nobody asks"
 
 
 # Comparison
@@ -580,6 +600,23 @@ def test_lint_of_results() -> None:
     assert "epochs too few" in _rules(lint.lint_results(slow))
     single = make_table([Problem(unit_space("a", ["x"]), additive([0.1]))], Plan(repeats=1))
     assert "no repeats" in _rules(lint.lint_results(single))
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("rises", [True, False])
+def test_a_search_that_still_improves_is_said(repeats: int, rises: bool) -> None:
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.1, 0.1]), noise=0.001)
+    table = make_table([problem], Plan(trials=30, repeats=repeats, stop=False))
+    trials = table.trials.copy()
+    searched = trials["origin"].isin(["published", "sobol", "bayes"])
+    order = trials.loc[searched].drop_duplicates("point").set_index("point")["number"]
+    place = trials["point"].map(order).astype(float) / 100
+    luck = np.random.default_rng(0).normal(scale=0.001, size=len(trials))
+    trials["score"] = 0.1 + (place if rises else -place) + luck
+    found = lint.lint_results(replace(table, trials=trials))
+    messages = found.loc[found["rule"] == "still improving", "message"].tolist()
+    assert len(messages) == rises
+    assert all(("seed noise unknown" in text) == (repeats == 1) for text in messages)
 
 
 def test_a_report_says_that_the_budget_was_too_small() -> None:
