@@ -115,7 +115,7 @@ def test_a_library_s_name_of_one_of_ours_is_apart_by_its_start_alone(
 ) -> None:
     name, search, fixed = theirs
     ranges: dict[str, BaseDistribution] = {
-        knob: Float(*ends, log=True) for knob, ends in search.items()
+        knob: Float(low, high, log=True) for knob, (low, high) in search.items()
     }
     pair = spaces(ours, (f"pml:{name}", ranges, fixed))
     assert one_function(pair) == []
