@@ -6,10 +6,11 @@ from search_spaces.space import Float, Knob, Published, Space
 from search_spaces.training import COMMON_RATES, PROXY_RATES, STAND_IN
 
 GAMMA = Knob(
-    Float(4.0, 256.0, log=True),
+    Float(2.0, 200.0, log=True),
     symbol="s",
-    reason="Published 30 and 64; tuned ones on record lie between 88 and 162, three of them on a "
-    "bound of 100. A scale acts by its ratio.",
+    reason="The range of norm_softmax, which is the same function at m = 0. Published 30 and 64; "
+    "tuned ones on record lie between 88 and 162, three of them on a bound of 100. A scale acts "
+    "by its ratio.",
 )
 M = Knob(
     Float(0.0, 0.7),

@@ -25,7 +25,8 @@ EXTRA: Mapping[str, Knob] = {
     "temperature_mode": Knob(
         Choice(["fixed", "learned", "annealed"]),
         symbol="T mode",
-        reason="Fixed in most papers, learned in NormFace, annealed as the obvious third.",
+        reason="Fixed in most papers, learned in NormFace, annealed as the obvious third. A "
+        "learned one moves at the head's rate and, as NormFace's, without weight decay.",
     ),
     "anneal_ratio": Knob(
         Float(1.0, 16.0, log=True),
@@ -59,7 +60,8 @@ EXTRA: Mapping[str, Knob] = {
         Choice([False, True]),
         symbol="β learned",
         latex=r"\beta\ \mathrm{learned}",
-        reason="The paper learns the boundary; a constant is the simpler loss.",
+        reason="The paper learns the boundary; a constant is the simpler loss. A learned one moves "
+        "at the head's rate and without weight decay.",
     ),
     "nu": Knob(
         Float(0.0, 0.1),

@@ -139,7 +139,9 @@ class ResourcesSection(Section):
     A trial is trained by `ranks_per_trial` processes on `nodes_per_trial` nodes, equally many on
     each. `cpus_per_trial` and `gpus_per_trial` are the trial's, over all its ranks: each rank has
     an equal part. A rank computes on one GPU or on CPUs; a trial of one rank may have a part of a
-    GPU. `shard_proxies` spreads the proxies over the ranks instead of copying them.
+    GPU. `shard_proxies` spreads the proxies over the ranks instead of copying them. `keep_mib` is
+    the memory for the similarities of a batch with all proxies: above it, losses stream over the
+    proxies and compute them twice; None leaves it to the losses.
     """
 
     cpus_per_trial: float = Field(default=1, gt=0)
@@ -147,6 +149,7 @@ class ResourcesSection(Section):
     ranks_per_trial: int = Field(default=1, ge=1)
     nodes_per_trial: int = Field(default=1, ge=1)
     shard_proxies: bool = False
+    keep_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_concurrent: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

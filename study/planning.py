@@ -47,14 +47,23 @@ def build_plan(file: StudyFile) -> Plan:
     return plan
 
 
+def ready_made(loss: str, *, variant: str = "") -> tuple[Space, dict[str, KnobInfo]]:
+    """The space of a loss before a study file changes it, and all knobs the loss takes.
+
+    Raises:
+        ValueError: No such loss or variant, or its library is missing or has no use for it.
+    """
+    space, own = get_space(loss, variant=variant), loss_knobs(loss)
+    if loss.startswith(pml.PREFIX) and pml.has_proxies(loss):
+        space = replace(space, nuisance=PROXY_RATES)
+    return space, own
+
+
 def _space(loss: str, file: StudyFile, still: Mapping[str, Value]) -> Space:
     """The loss's space with the study file's changes; `still` are knobs without effect."""
     section = file.losses[loss]
     try:
-        base = get_space(loss, variant=section.space)
-        own = loss_knobs(loss)
-        if loss.startswith(pml.PREFIX) and pml.has_proxies(loss):
-            base = replace(base, nuisance=PROXY_RATES)
+        base, own = ready_made(loss, variant=section.space)
     except ValueError as error:
         raise StudyError(f"losses: {error}") from None
     _check_names(loss, file, own)

@@ -19,25 +19,36 @@ from trainables.settings import Settings
 
 
 def build_optimizer(model: EmbeddingModel, loss: nn.Module, settings: Settings) -> AdamW:
-    """AdamW with the groups `backbone`, `head` and `proxies`, each with its own learning rate.
+    """AdamW with the groups `backbone`, `head`, `proxies` and `scalars`.
+
+    Each has its own learning rate. Scalars are a loss's learned numbers (a temperature, a
+    boundary): they have no direction, so that a proxy's step would throw them, and no reason to be
+    drawn to zero. They take the head's rate and no weight decay, as NormFace's scale.
 
     Raises:
         RuntimeError: A parameter of the model or of the loss is in no group, or in two.
     """
     backbone = [] if model.backbone is None else _trainable(model.backbone.parameters())
+    of_loss = _trainable(loss.parameters())
     groups = {
         "backbone": (backbone, settings.backbone_lr),
         "head": (_trainable(model.head.parameters()), settings.head_lr),
-        "proxies": (_trainable(loss.parameters()), settings.proxy_lr),
+        "proxies": ([p for p in of_loss if p.ndim > 1], settings.proxy_lr),
+        "scalars": ([p for p in of_loss if p.ndim <= 1], settings.head_lr),
     }
     optimizer = AdamW(
         [
-            {"params": params, "lr": lr, "base_lr": lr, "name": name}
+            {
+                "params": params,
+                "lr": lr,
+                "base_lr": lr,
+                "name": name,
+                "weight_decay": 0.0 if name == "scalars" else settings.weight_decay,
+            }
             for name, (params, lr) in groups.items()
             if params
         ],
         eps=settings.adam_eps,
-        weight_decay=settings.weight_decay,
     )
     check_groups(optimizer, model, loss)
     return optimizer
@@ -79,16 +90,19 @@ def decay_factor(epoch: int, settings: Settings) -> float:
 class MovementCheck:
     """Did every parameter of the loss move?
 
-    Keeps a small sample of each parameter from before the first epoch.
+    Keeps a small sample of each parameter from before the first epoch. One whose group in the
+    optimiser has a rate of zero is meant to stand still.
     """
 
     _ROWS = 1024
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: nn.Module, optimizer: AdamW | None = None) -> None:
+        groups = [] if optimizer is None else optimizer.param_groups
+        still = {id(p) for group in groups if group["base_lr"] == 0 for p in group["params"]}
         self._before = {
             name: p.detach()[: self._ROWS].clone() if p.ndim else p.detach().clone()
             for name, p in loss.named_parameters()
-            if p.requires_grad
+            if p.requires_grad and id(p) not in still
         }
 
     def check(self, loss: nn.Module) -> None:

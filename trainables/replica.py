@@ -104,7 +104,7 @@ class Replica:
         # Dropout and the like draw from the global generator.
         torch.manual_seed(derive(seed, "rank", self.world.rank) if self.world.rank else seed)
         self._start_epoch(epoch, seed)
-        movement = MovementCheck(self.loss) if epoch == 0 else None
+        movement = MovementCheck(self.loss, self.optimizer) if epoch == 0 else None
         batches = self._batches(seed)
         total = 0.0
         watched = moments(len(batches))
@@ -112,7 +112,7 @@ class Replica:
             total += self._step(batch, generator)
             if step in watched:
                 watch()
-        if movement is not None and self._settings.proxy_lr > 0:
+        if movement is not None:
             movement.check(self.loss)
         seconds = time.perf_counter() - started
         images = sum(len(batch) for batch in batches)
@@ -203,6 +203,7 @@ class Replica:
                 seed=seed,
                 shards=self.world if spec.resources.get("shard_proxies") else None,
                 negative_share=spec.settings.negative_share,
+                keep_mib=spec.resources.get("keep_mib"),
                 **knobs,
             )
         return loss.to(self.world.device)

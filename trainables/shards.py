@@ -55,7 +55,11 @@ class Shards:
         return loss, optimizer
 
     def load(self, loss: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
-        """Take this rank's rows of a whole state."""
+        """Take this rank's rows of a whole state.
+
+        Moments go by a parameter's number. Groups and their rates are the trial's settings, not
+        part of the state: an older one may have had its parameters in other groups.
+        """
         own = {k: v[self._own(self._rows[k])] if k in self._rows else v for k, v in loss.items()}
         self._loss.load_state_dict(own)
         rows = dict(self._sharded_indices())
@@ -63,7 +67,8 @@ class Shards:
             index: {key: self._kept(value, rows.get(index)) for key, value in state.items()}
             for index, state in optimizer["state"].items()
         }
-        self._optimizer.load_state_dict({**optimizer, "state": states})
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def _kept(self, value: Any, total: int | None) -> Any:
         """A copy: the loaded state may be mapped from a file that is replaced later."""

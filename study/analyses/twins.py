@@ -1,8 +1,9 @@
-"""Which losses of a study are one function under several names, and trained alike?
+"""Which losses of a study are one function under several names, searched and trained alike?
 
 Only then is their gap the noise of the study. Two names of one function that differ in a training
-knob (batch size, embedding dimension, a searched pooling) are two set-ups like any others: they are
-ranked, and their gap measures what the knob does.
+knob (batch size, embedding dimension, a searched pooling), in the range of their scale or margin,
+or in how their proxies start are two set-ups like any others: they are ranked, and their gap
+measures what the difference does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
 
-from search_spaces.aliases import aliases, function_knobs
+from search_spaces.aliases import aliases, function_knobs, function_ranges, start_of_proxies
 from search_spaces.space import Space, Value, describe
 from trainables.settings import Settings
 
@@ -53,8 +54,8 @@ def _names_of_one(spaces: Mapping[str, Space]) -> list[tuple[str, ...]]:
 
 
 def _differences(a: Space, b: Space) -> str:
-    """Training knobs that differ, as words: `batch_size 32 and 64`; empty if none does."""
-    one, other = _training(a), _training(b)
+    """What differs beyond the names, as words: `batch_size 32 and 64`; empty if nothing does."""
+    one, other = _conditions(a), _conditions(b)
     names = dict.fromkeys([*one, *other])
     return ", ".join(
         f"{name} {_shown(one.get(name))} and {_shown(other.get(name))}"
@@ -63,11 +64,15 @@ def _differences(a: Space, b: Space) -> str:
     )
 
 
-def _training(space: Space) -> dict[str, Value | BaseDistribution]:
-    """What a study does with every knob that is not the function's: its value, or its range."""
+def _conditions(space: Space) -> dict[str, Value | BaseDistribution]:
+    """How a study searches and trains a function: values and ranges that its names share."""
     own = function_knobs(space.loss)
     knobs = {**vars(Settings()), **space.fixed, **space.distributions}
-    return {name: how for name, how in knobs.items() if name not in own}
+    return {
+        **{name: how for name, how in knobs.items() if name not in own},
+        **function_ranges(space.loss, space.distributions),
+        "start of the proxies": start_of_proxies(space.loss),
+    }
 
 
 def _shown(how: Value | BaseDistribution | None) -> str:

@@ -9,7 +9,10 @@ import click
 from study.commands.options import json_option, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from search_spaces.space import Knob, Space
+    from trainables.losses.knobs import KnobInfo
 
 
 @click.command(help="List the losses with their knobs, ranges, published points and papers.")
@@ -17,17 +20,9 @@ if TYPE_CHECKING:
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """All losses in short, or one in full."""
-    from search_spaces import SPACES, get_space
-    from study.errors import StudyError
+    from search_spaces import SPACES
 
-    try:
-        spaces = [get_space(name)] if name else [get_space(loss) for loss in SPACES]
-    except ValueError as error:
-        raise StudyError(str(error)) from None
-    content = [_describe(space) for space in spaces]
-    if name:
-        content[0]["optional"] = _optional(spaces[0])
-        content[0]["spaces"] = _others(name)
+    content = [_whole(name)] if name else [_describe(space) for space in SPACES.values()]
     if as_json:
         print_json(content[0] if name else content)
         return
@@ -40,6 +35,22 @@ def command(name: str | None, as_json: bool) -> None:
             "`study losses NAME` says why each range was chosen, what the paper claims, and which "
             "further knobs a study may search."
         )
+
+
+def _whole(name: str) -> dict[str, Any]:
+    """All there is to say of one loss.
+
+    Raises:
+        StudyError: No such loss.
+    """
+    from study.errors import StudyError
+    from study.planning import ready_made
+
+    try:
+        space, own = ready_made(name)
+    except ValueError as error:
+        raise StudyError(str(error)) from None
+    return {**_describe(space), "optional": _optional(space, own), "spaces": _others(name)}
 
 
 def _describe(space: Space) -> dict[str, Any]:
@@ -70,16 +81,20 @@ def _describe_knob(knob: Knob) -> dict[str, Any]:
     }
 
 
-def _optional(space: Space) -> dict[str, Any]:
-    """Knobs of the loss that stay at their defaults unless a study searches them."""
-    from search_spaces import extra_knob
-    from trainables.losses import loss_knobs
+def _optional(space: Space, own: Mapping[str, KnobInfo]) -> dict[str, Any]:
+    """Knobs of the loss that stay at their defaults unless a study searches them.
 
-    found = {}
-    for name, info in loss_knobs(space.loss).items():
-        knob = None if name in space.searched else extra_knob(space.loss, name)
-        if knob is not None:
-            found[name] = {"default": info.default, **_describe_knob(knob)}
+    The range is None where none is known: a study that searches the knob says its own.
+    """
+    from search_spaces import extra_knob
+
+    found: dict[str, Any] = {}
+    for name in own:
+        if name in space.searched:
+            continue
+        knob = extra_knob(space.loss, name)
+        known = _describe_knob(knob) if knob else {"symbol": "", "range": None}
+        found[name] = {"default": own[name].default, "required": own[name].required, **known}
     return found
 
 
@@ -100,8 +115,11 @@ def _print(content: dict[str, Any], *, full: bool) -> None:
             click.echo(f"      {knob['reason']}")
     if full:
         for name, knob in content["optional"].items():
-            default = f"optional, default {_show(knob['default'])}"
-            click.echo(f"  {knob['symbol']:<11} {name:<18} {knob['range']:<24} {default}")
+            default = "required" if knob["required"] else f"default {_show(knob['default'])}"
+            if knob["range"] is None:
+                click.echo(f"  {knob['symbol']:<11} {name:<18} {default}, your range")
+                continue
+            click.echo(f"  {knob['symbol']:<11} {name:<18} {knob['range']:<24} optional, {default}")
             click.echo(f"      {knob['reason']}")
         for space in content["spaces"]:
             click.echo(f"  another ready-made space: `space: {space}` in a study file")

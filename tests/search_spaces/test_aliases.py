@@ -18,6 +18,19 @@ def test_the_known_pair() -> None:
     assert aliases(losses) == [("proxy_nca_pp", "norm_softmax")]
 
 
+def test_a_library_s_names() -> None:
+    losses = ["norm_softmax", "pml:NormalizedSoftmaxLoss", "pml:CosFaceLoss", "am_softmax"]
+    assert aliases(losses) == [tuple(losses[:2]), tuple(losses[2:])]
+    angles = ["arcface", "pml:ArcFaceLoss", "proxy_anchor", "pml:ProxyAnchorLoss"]
+    assert aliases(angles) == [tuple(angles[:2]), tuple(angles[2:])]
+    # Proxy-Anchor without a margin is no softmax.
+    held: dict[str, dict[str, Value]] = {"proxy_anchor": {"delta": 0.0, "alpha": 20.0}}
+    assert (
+        aliases(["proxy_anchor", "norm_softmax"], {**held, "norm_softmax": {"temperature": 0.05}})
+        == []
+    )
+
+
 def test_a_margin_held_at_zero_joins() -> None:
     losses = ["am_softmax", "norm_softmax", "arcface", "unified"]
     fixed: dict[str, dict[str, Value]] = {name: {"m": 0.0} for name in losses}

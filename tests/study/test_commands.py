@@ -367,6 +367,43 @@ def test_losses_are_listed_with_all_there_is_to_search(study: Any) -> None:
         assert word in one
 
 
+def test_a_library_loss_is_listed_with_its_own_knobs(study: Any) -> None:
+    pytest.importorskip("pytorch_metric_learning")
+    said = study("losses", "pml:CircleLoss").out
+    for words in ("m                  default 0.4, your range", "gamma              default 80"):
+        assert words in said
+    one = json.loads(study("losses", "pml:ProxyNCALoss", "--json").out)
+    # As a study would search them.
+    assert set(one["knobs"]) == {"backbone_lr", "head_lr", "proxy_lr"}
+    assert one["optional"] == {
+        "softmax_scale": {"default": 1, "required": False, "symbol": "", "range": None}
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pml:Nope", "has no loss 'Nope'"),
+        ("pml:ManifoldLoss", "it uses no labels"),
+        ("pml:ProxyAnchorLoss+synthesis", "takes no plug-in"),
+    ],
+)
+def test_a_library_loss_that_cannot_be_studied_is_one_line(study: Any, name: str, why: str) -> None:
+    pytest.importorskip("pytorch_metric_learning")
+    done = study("losses", name)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert why in done.err
+
+
+def test_a_library_that_is_not_installed_is_one_line(
+    study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", None)
+    done = study("losses", "pml:CircleLoss")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "pip install 'dml-study[pml]'" in done.err
+
+
 def test_the_installed_command_answers() -> None:
     executable = Path(sys.executable).parent / "study"
     done = subprocess.run(

@@ -100,6 +100,8 @@ def test_the_files_we_ship_are_valid_studies(name: str) -> None:
         ("protocol: {objective: recall_at_16}", "objective 'recall_at_16' is not measured"),
         ("protocol: {folds: 3}", "`protocol.folds`"),
         ("resources: {cpus_per_trial: 0}", "`resources.cpus_per_trial`"),
+        ("resources: {keep_mib: 0}", "`resources.keep_mib`"),
+        ("resources: {keep_mib: .inf}", "`resources.keep_mib`"),
         ("name: 'a/b'", "key 'name' appears twice"),
         ("training: [1]", "`training`"),
         ("training: {head_lr: [1, 2, cubic]}", "`training.head_lr`: the third entry of a range"),

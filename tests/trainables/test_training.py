@@ -91,6 +91,32 @@ def test_a_restored_trial_continues_bit_for_bit(loss: str, bench: Bench, tmp_pat
     assert second.is_done
 
 
+def test_the_memory_bound_of_a_study_reaches_its_loss(bench: Bench) -> None:
+    for resources, kept in (({"keep_mib": 2.0}, 2 * 2**20), ({}, 384 * 2**20)):
+        (replica,) = Training(spec_of("proxy_anchor", resources=resources), bench).replicas
+        budgets = {m.budget.keep_bytes for m in replica.loss.modules() if hasattr(m, "budget")}
+        assert budgets == {kept}
+
+
+def test_a_state_whose_learned_temperature_was_among_the_proxies_still_loads(bench: Bench) -> None:
+    knobs = {**LOSSES["proxy_nca_pp"], "temperature_mode": "learned"}
+    spec = spec_of("proxy_nca_pp", loss_knobs=knobs)
+    training = Training(spec, bench)
+    training.run_epoch()
+    (replica,) = training.replicas
+    state = replica.state_dict()
+    *rest, proxies, scalars = state["optimizer"]["param_groups"]
+    assert (proxies["name"], scalars["name"]) == ("proxies", "scalars")
+    old = {**proxies, "params": proxies["params"] + scalars["params"]}
+    state["optimizer"]["param_groups"] = [*rest, old]
+    other = Training(spec, bench).replicas[0]
+    other.load_state_dict(state)
+    assert other.state_dict()["optimizer"]["param_groups"][-1]["weight_decay"] == 0.0
+    for index, saved in state["optimizer"]["state"].items():
+        loaded = other.state_dict()["optimizer"]["state"][index]
+        assert torch.equal(loaded["exp_avg"], saved["exp_avg"])
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_network_alone_is_restored_from_a_checkpoint(
     frozen: bool, data_cache: Path, tmp_path: Path
@@ -267,6 +293,47 @@ class TestOptimizer:
         settings = Settings(embedding_dim=4, backbone_lr=1.0, head_lr=2.0, proxy_lr=3.0)
         rates = {g["name"]: g["lr"] for g in build_optimizer(model, loss, settings).param_groups}
         assert rates == {"backbone": 1.0, "head": 2.0, "proxies": 3.0}
+
+    @pytest.mark.parametrize(
+        ("name", "knobs"),
+        [
+            ("norm_softmax", {"temperature": 0.05, "temperature_mode": "learned"}),
+            ("margin", {"margin": 0.2, "beta": 1.2, "learn_beta": True}),
+        ],
+    )
+    def test_a_learned_number_of_the_loss_neither_flies_nor_decays(
+        self, name: str, knobs: dict[str, Any]
+    ) -> None:
+        from trainables.losses import build_loss
+
+        model, _ = self.parts()
+        loss = build_loss(name, n_classes=5, dim=4, **knobs)
+        settings = Settings(embedding_dim=4, head_lr=1e-3, proxy_lr=1.0, weight_decay=0.1)
+        optimizer = build_optimizer(model, loss, settings)
+        (group,) = (g for g in optimizer.param_groups if g["name"] == "scalars")
+        (number,) = group["params"]
+        before = number.item()
+        number.grad = torch.zeros_like(number)
+        optimizer.step()
+        assert number.item() == before
+        number.grad = torch.ones_like(number)
+        optimizer.step()
+        assert 0 < before - number.item() <= 2e-3
+
+    def test_a_number_that_is_not_to_move_is_not_missed(self) -> None:
+        from trainables.losses import build_loss
+
+        model, _ = self.parts()
+        loss = build_loss(
+            "norm_softmax", n_classes=5, dim=4, temperature=0.05, temperature_mode="learned"
+        )
+        settings = Settings(embedding_dim=4, head_lr=0.0)
+        check = MovementCheck(loss, build_optimizer(model, loss, settings))
+        with pytest.raises(RuntimeError, match="`proxies` did not move"):
+            check.check(loss)
+        with torch.no_grad():
+            loss.get_parameter("proxies").add_(0.1)
+        check.check(loss)
 
     def test_forgotten_proxies_are_refused(self) -> None:
         model, loss = self.parts()

@@ -69,16 +69,21 @@ def whole(value: Any) -> int | None:
         return None
 
 
+def is_number(value: Any) -> bool:
+    """Whether the value is a finite number; a bool is none."""
+    if whole(value) is not None:
+        return True
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        return False
+    return math.isfinite(value)
+
+
 def _fits(info: KnobInfo, value: Any) -> bool:
     if info.type is bool:
         return isinstance(value, bool | np.bool_)
     if info.type is str:
         return isinstance(value, str) and (not info.choices or value in info.choices)
-    if whole(value) is not None:
-        return True
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
-        return False
-    return math.isfinite(value) and (info.type is float or float(value).is_integer())
+    return is_number(value) and (info.type is float or float(value).is_integer())
 
 
 def _rule(info: KnobInfo) -> str:

@@ -19,6 +19,9 @@ PREFIX = "pml:"
 _CLASSES = ("num_classes",)
 _DIM = ("embedding_size", "descriptors_dim")
 
+# Weights of regularisers, which are objects: a study cannot give one, so they change nothing.
+_REGULARIZED = ("embedding_reg_weight", "weight_reg_weight")
+
 _WRAPPED = ("loss", "losses")  # arguments that are losses themselves
 _UNFIT = {
     "GenericPairLoss": "it is the base of other losses",
@@ -49,7 +52,7 @@ def build_pml(name: str, setup: Setup, knobs: dict[str, Any]) -> PmlLoss:
     """
     cls = _class(name)
     sizes = dict.fromkeys(_CLASSES, setup.n_classes) | dict.fromkeys(_DIM, setup.dim)
-    own = inspect.signature(cls.__init__).parameters
+    own = _arguments(cls)
     # A sampler may give 4.0 for what the library takes as a count.
     knobs = {
         k: int(v) if type(own[k].default) is int and v == int(v) else v for k, v in knobs.items()
@@ -62,14 +65,19 @@ def build_pml(name: str, setup: Setup, knobs: dict[str, Any]) -> PmlLoss:
 
 
 def pml_knobs(name: str) -> dict[str, KnobInfo]:
-    """The plain arguments (numbers, flags, words) of the class's constructor.
+    """The plain arguments (numbers, flags, words) of the class's constructor and of its bases'.
 
     Numbers are typed as floats: a default written `4` says nothing about `4.5`.
     """
     knobs = {}
-    for parameter in list(inspect.signature(_class(name).__init__).parameters.values())[1:]:
+    cls = _class(name)
+    first = inspect.signature(cls.__init__).parameters
+    for parameter in _arguments(cls).values():
         default, required = parameter.default, parameter.default is inspect.Parameter.empty
-        if parameter.name in (*_CLASSES, *_DIM) or parameter.kind in _REST:
+        if parameter.name in (*_CLASSES, *_DIM, *_REGULARIZED):
+            continue
+        # What only a base requires, the class itself gives it.
+        if required and parameter.name not in first:
             continue
         if not (required or isinstance(default, bool | int | float | str)):
             continue
@@ -87,18 +95,24 @@ _REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def _required(cls: type[nn.Module]) -> set[str]:
-    """Arguments a constructor requires, those included that it hands on to its bases."""
-    seen: dict[str, bool] = {}
+    """Arguments a constructor requires."""
+    found = _arguments(cls).items()
+    return {name for name, parameter in found if parameter.default is inspect.Parameter.empty}
+
+
+def _arguments(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Arguments a constructor takes, those included that it hands on to its bases."""
+    seen: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base) or base is nn.Module:
             continue
         parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
         for p in parameters:
             if p.kind not in _REST:
-                seen.setdefault(p.name, p.default is inspect.Parameter.empty)
+                seen.setdefault(p.name, p)
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             break
-    return {name for name, required in seen.items() if required}
+    return seen
 
 
 def _class(name: str) -> type[nn.Module]:

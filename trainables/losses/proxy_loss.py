@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainables.losses.blocks import Budget, Segment
 from trainables.losses.classes import Classes, fetch, sampled, start_values
-from trainables.losses.knobs import whole
+from trainables.losses.knobs import is_number, whole
 from trainables.losses.samples import Samples
 from trainables.losses.synthesis import Synthesis
 from trainables.world import Alone, World, share
@@ -44,8 +44,10 @@ class Setup:
             if value is None or value < 1:
                 raise ValueError(f"`{name} >= 1` (an integer) must hold, but got {given!r}.")
             object.__setattr__(self, name, value)
-        if not 0.0 < self.negative_share <= 1.0:
-            raise ValueError(f"`0 < negative_share <= 1` must hold, got {self.negative_share}.")
+        if whole(self.seed) is None:
+            raise ValueError(f"`seed` must be an integer, but got {self.seed!r}.")
+        if not is_number(self.negative_share) or not 0.0 < self.negative_share <= 1.0:
+            raise ValueError(f"`0 < negative_share <= 1` must hold, got {self.negative_share!r}.")
 
 
 Head = Callable[[Samples, Tensor, Classes], Tensor]

@@ -15,7 +15,7 @@ from trainables.losses.blocks import KEEP_MIB, Budget
 from trainables.losses.circle import circle
 from trainables.losses.circle_pair import circle_pair
 from trainables.losses.contrastive import contrastive
-from trainables.losses.knobs import KnobInfo, check_knobs, knobs_of, nearest
+from trainables.losses.knobs import KnobInfo, check_knobs, is_number, knobs_of, nearest
 from trainables.losses.margin import margin
 from trainables.losses.multi_similarity import multi_similarity
 from trainables.losses.norm_softmax import norm_softmax
@@ -119,7 +119,7 @@ def build_loss(
     n_classes: int,
     dim: int,
     seed: int = 0,
-    keep_mib: float = KEEP_MIB,
+    keep_mib: float | None = None,
     shards: World | None = None,
     negative_share: float = 1.0,
     **knobs: Any,
@@ -132,7 +132,7 @@ def build_loss(
         dim: Length of an embedding.
         seed: Start of the proxies and of random pairs.
         keep_mib: Similarities of a batch with all proxies are kept for backward up to this many
-            MiB; above, they are computed twice and never held at once.
+            MiB; above, they are computed twice and never held at once. None: 384.
         shards: Ranks that each hold a share of the classes' proxies; every rank passes all
             embeddings and gets the whole loss. None: all proxies here. Only ours can be sharded;
             `pml:...` is replicated.
@@ -143,11 +143,13 @@ def build_loss(
     Raises:
         ValueError: The loss or a knob is unknown, a knob is missing or has an impossible value.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"The name of a loss must be a word, but got {name!r}.")
     setup = Setup(
         n_classes,
         dim,
         seed=seed,
-        budget=Budget(keep_bytes=int(keep_mib * 2**20)),
+        budget=Budget(keep_bytes=int(_kept(keep_mib) * 2**20)),
         world=shards or Alone(torch.device("cpu")),
         negative_share=negative_share,
     )
@@ -214,6 +216,15 @@ def _parse(name: str) -> tuple[str, bool]:
             f"known hosts: {', '.join(hosts)}."
         )
     return host, plugin
+
+
+def _kept(keep_mib: float | None) -> float:
+    """The memory bound in MiB; ValueError unless it is a positive number."""
+    if keep_mib is None:
+        return KEEP_MIB
+    if not is_number(keep_mib) or not keep_mib > 0:
+        raise ValueError(f"`keep_mib > 0` (a finite number) must hold, but got {keep_mib!r}.")
+    return keep_mib
 
 
 def _plain(info: KnobInfo, value: Any) -> Any:

@@ -407,3 +407,20 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 def test_impossible_values_are_refused(name: str, knobs: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build_loss(name, n_classes=5, dim=4, **knobs)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": None}, "name of a loss must be a word"),
+        ({"seed": 1.5}, "`seed` must be an integer"),
+        ({"negative_share": "a"}, "`0 < negative_share <= 1`"),
+        ({"keep_mib": 0}, "`keep_mib > 0`"),
+        ({"keep_mib": float("inf")}, "`keep_mib > 0`"),
+        ({"keep_mib": "a lot"}, "`keep_mib > 0`"),
+    ],
+)
+def test_impossible_conditions_are_refused(given: dict[str, Any], words: str) -> None:
+    whole = {"name": "norm_softmax", "n_classes": 5, "dim": 4, "temperature": 0.1, **given}
+    with pytest.raises(ValueError, match=words):
+        build_loss(**whole)

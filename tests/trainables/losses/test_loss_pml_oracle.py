@@ -20,6 +20,7 @@ from torch import Tensor
 pml_losses = pytest.importorskip("pytorch_metric_learning.losses")
 from pytorch_metric_learning import miners, reducers, regularizers  # noqa: E402
 
+from search_spaces import canonical  # noqa: E402
 from trainables.losses import centre_spread  # noqa: E402
 
 C, D = 7, 5
@@ -221,3 +222,26 @@ def test_learned_beta_of_margin(make_loss: Callable[..., Any], random_batch: Bat
     (got,) = torch.autograd.grad(value, list(ours.parameters()))
     (want,) = torch.autograd.grad(expected, list(theirs.parameters()))
     torch.testing.assert_close(got, want.squeeze(), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("case", "theirs", "knobs"),
+    [
+        ("norm_softmax", "pml:NormalizedSoftmaxLoss", ["temperature"]),
+        ("proxy_nca_pp", "pml:ProxyNCALoss", ["softmax_scale"]),
+        ("am_softmax", "pml:CosFaceLoss", ["scale", "margin"]),
+        ("arcface", "pml:ArcFaceLoss", ["scale", "margin"]),
+    ],
+)
+def test_what_agrees_has_one_canonical_form(case: str, theirs: str, knobs: list[str]) -> None:
+    """Same numbers, as the cases above show: so the same scale and margin."""
+    name, ours, build, _ = PROXY_CASES[case]
+    built = build()
+    point = {knob: float(getattr(built, knob)) for knob in knobs}
+    if theirs == "pml:ArcFaceLoss":
+        point["margin"] = math.degrees(point["margin"])  # radians once built
+    one, two = canonical(name, ours), canonical(theirs, point)
+    assert one is not None
+    assert two is not None
+    assert one.kind == two.kind
+    assert one[:2] == pytest.approx(two[:2])

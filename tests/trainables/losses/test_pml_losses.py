@@ -114,3 +114,10 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", None)
     with pytest.raises(ValueError, match=r"not installed.*pip install"):
         loss_knobs("pml:TripletMarginLoss")
+
+
+def test_knobs_that_a_class_hands_on_to_its_base_are_its_own() -> None:
+    assert loss_knobs("pml:ProxyNCALoss")["softmax_scale"].default == 1
+    loss = build_loss("pml:ProxyNCALoss", n_classes=7, dim=5, softmax_scale=9.0)
+    assert loss.loss.softmax_scale == 9.0
+    assert set(loss_knobs("pml:SignalToNoiseRatioContrastiveLoss")) == {"pos_margin", "neg_margin"}
