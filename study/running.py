@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from search_spaces.space import Value
-from study.checks import check_tracking, open_data
+from study.checks import check_storage, check_tracking, open_data
 from study.display import open_display
 from study.errors import RayError, StudyError
 from study.home import StudyHome, cache_dir, create_study
@@ -31,6 +31,7 @@ def begin(home: StudyHome, plan: Plan, *, address: str | None = None) -> None:
 
         check_cluster(plan.file.resources, address)
     check_tracking(plan)  # one that is down is said when the study runs
+    check_storage(plan)
     with open_display(plan.name) as display:
         bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
     for note in bench.notes:
