@@ -91,7 +91,11 @@ class Worker:
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
                 warning = self._save(training)
         state = "finished" if training.is_done else "running"
-        seen = {"warning": warning, "fingerprint": self._open_bench().dataset.fingerprint}
+        seen = {
+            "warning": warning,
+            "fingerprint": self._open_bench().dataset.fingerprint,
+            "device": training.device,
+        }
         return {**training.last_result, "state": state, **seen}
 
     def _save(self, training: Training) -> str:
