@@ -151,7 +151,8 @@ def _check_backbone(file: StudyFile) -> None:
 def _check_proxies(file: StudyFile) -> None:
     """Refuse what is asked of proxies where there are none, or none to spread.
 
-    A `negative_share` for all losses is left out of those it does not reach, unless it reaches none.
+    A `negative_share` for all losses is left out of those it does not reach; one that reaches none
+    is refused.
     """
     others = [loss for loss in file.losses if not samples_classes(loss)]
     why = "changes nothing, because only our losses with proxies compare with a part of the classes"

@@ -17,6 +17,7 @@ from study.errors import RayError, StudyError
 from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
 from study.plan import Plan
+from study.tracking.watch import SLOW
 
 GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
 
@@ -92,7 +93,7 @@ def _execute(
         display.show(summary.progress, {})
     if not summary.tracked:
         print(
-            f"not everything reached MLflow ({summary.tracking_error or 'slow'}); it waits in the "
+            f"not everything reached MLflow ({summary.tracking_error or SLOW}); it waits in the "
             f"study's spool. Send it with: study resume {home.name}",
             file=sys.stderr,
         )
