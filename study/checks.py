@@ -11,6 +11,7 @@ import numpy as np
 from search_spaces.scale import from_unit
 from study.errors import StudyError
 from study.plan import Plan
+from trainables.checkpoints import try_place
 from trainables.data.cache import Progress
 from trainables.data.dataset import Part
 from trainables.data.sampler import epoch_batches
@@ -49,6 +50,24 @@ def check_tracking(plan: Plan) -> str:
     if plan.file.tracking.uri is None:
         return ""
     return check_store(plan.file.tracking.uri, experiment=plan.name, study_id=plan.study_id)
+
+
+def check_storage(plan: Plan) -> None:
+    """Raise unless the bucket or folder that nodes share takes checkpoints and gives them back.
+
+    Raises:
+        StudyError: It does not; one line.
+    """
+    place = plan.file.storage.checkpoints
+    if place is None:
+        return
+    try:
+        try_place(place)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise StudyError(
+            f"storage.checkpoints: {place} cannot be written, read and cleared from here: {reason}"
+        ) from None
 
 
 def check_classes(plan: Plan, bench: Bench) -> None:

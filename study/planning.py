@@ -26,9 +26,11 @@ from study.file import BackboneSection, StudyFile
 from study.plan import Plan, Stage
 from study.ranges import Range
 from trainables.data.array_files import holds_features
-from trainables.losses import loss_knobs, pml
+from trainables.losses import loss_knobs, pml, samples_classes
 from trainables.losses.knobs import KnobInfo
 from trainables.settings import Settings
+
+SHARE = "negative_share"
 
 
 def build_plan(file: StudyFile) -> Plan:
@@ -40,6 +42,7 @@ def build_plan(file: StudyFile) -> Plan:
     _check_backbone(file)
     still = _without_effect(file)
     spaces = {loss: _space(loss, file, still) for loss in file.losses}
+    _check_proxies(file)
     stages = (Stage(file.search.trials),)
     plan = Plan(file=file, spaces=spaces, stages=stages, study_id=secrets.token_hex(8))
     for loss in plan.losses:
@@ -69,6 +72,7 @@ def _space(loss: str, file: StudyFile, still: Mapping[str, Value]) -> Space:
     _check_names(loss, file, own)
     # What is true of all losses yields to what a ready-made space says of this one.
     said = {*base.searched, *base.fixed} if section.space else set()
+    said |= set() if samples_classes(loss) else {SHARE}
     for_all = {k: r for k, r in file.searched_for_all.items() if k not in said}
     ranges = {k: r for k, r in {**for_all, **section.search}.items() if k not in section.fixed}
     if dead := [k for k in ranges if k in still]:
@@ -150,6 +154,26 @@ def _check_backbone(file: StudyFile) -> None:
         raise StudyError(
             f"backbone: {file.backbone.name} sees no picture, because the data are features; "
             "leave the section out"
+        )
+
+
+def _check_proxies(file: StudyFile) -> None:
+    """Refuse what is asked of proxies where there are none, or none to spread.
+
+    A `negative_share` for all losses is left out of those it does not reach; one that reaches none
+    is refused.
+    """
+    others = [loss for loss in file.losses if not samples_classes(loss)]
+    why = "changes nothing, because only our losses with proxies compare with a part of the classes"
+    for loss in others:
+        if SHARE in file.losses[loss].search or file.losses[loss].fixed.get(SHARE, 1) != 1:
+            raise StudyError(f"losses.{loss}: {SHARE} {why}")
+    if len(others) == len(file.losses) and file.training.get(SHARE, 1) != 1:
+        raise StudyError(f"training: {SHARE} {why}")
+    if file.resources.shard_proxies and file.resources.ranks_per_trial == 1:
+        raise StudyError(
+            "resources: shard_proxies spreads proxies over the ranks of a trial, but "
+            "ranks_per_trial is 1"
         )
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pandas as pd
 
 from search_spaces.space import Value
-from study.checks import check_tracking, open_data
+from study.checks import check_storage, check_tracking, open_data
 from study.display import open_display
 from study.errors import RayError, StudyError
 from study.home import StudyHome, cache_dir, create_study
 from study.jobs import Job
 from study.plan import Plan
+from study.tracking.watch import SLOW
 
 GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
 
@@ -31,6 +32,7 @@ def begin(home: StudyHome, plan: Plan, *, address: str | None = None) -> None:
 
         check_cluster(plan.file.resources, address)
     check_tracking(plan)  # one that is down is said when the study runs
+    check_storage(plan)
     with open_display(plan.name) as display:
         bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
     for note in bench.notes:
@@ -91,7 +93,7 @@ def _execute(
         display.show(summary.progress, {})
     if not summary.tracked:
         print(
-            f"not everything reached MLflow ({summary.tracking_error or 'slow'}); it waits in the "
+            f"not everything reached MLflow ({summary.tracking_error or SLOW}); it waits in the "
             f"study's spool. Send it with: study resume {home.name}",
             file=sys.stderr,
         )

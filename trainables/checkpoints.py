@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import tempfile
+import uuid
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,28 @@ def remove_checkpoint(place: Place, trial: str) -> None:
             objects.remove(_address(place, trial))
         return
     checkpoint_path(Path(place), trial).unlink(missing_ok=True)
+
+
+def try_place(place: Place) -> None:
+    """Write, read and delete a small checkpoint where trials would keep theirs.
+
+    A folder that does not exist yet is not made: its nearest parent is tried instead.
+
+    Raises:
+        OSError: One of these is refused. On S3 also asking for a checkpoint that is not there,
+            which every new trial does: without the right to list, S3 says `forbidden`.
+    """
+    trial = f"try-{uuid.uuid4().hex}"
+    if not objects.is_object(place):
+        folder = Path(place)
+        place = next(f for f in (folder, *folder.parents) if f.exists())
+    save_checkpoint(place, trial, {"epoch": 0})
+    load_checkpoint(place, trial)
+    if objects.is_object(place):
+        objects.remove(_address(place, trial))
+        load_checkpoint(place, trial)
+    else:
+        checkpoint_path(Path(place), trial).unlink()
 
 
 def has_checkpoints(place: Place) -> Callable[[str], bool]:

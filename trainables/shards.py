@@ -40,7 +40,11 @@ class Shards:
         return [p.grad for name, p in named if name not in self._rows and p.grad is not None]
 
     def whole(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State of loss and optimiser; on other ranks than the first without the shards."""
+        """State of loss and optimiser; on other ranks than the first without the shards.
+
+        The first rank holds proxies and moments whole until they are written: for 1,000,000
+        classes of 128 numbers 1.4 GiB of main memory, whatever the number of ranks.
+        """
         loss = self._loss.state_dict()
         optimizer = self._optimizer.state_dict()
         for name, total in self._rows.items():

@@ -87,6 +87,11 @@ class Training:
         return self.last_result
 
     @property
+    def device(self) -> str:
+        """What this process computes on: `cuda` or `cpu`."""
+        return self._world.device.type
+
+    @property
     def is_done(self) -> bool:
         """Whether the last epoch was trained."""
         return self.epoch >= self._spec.settings.epochs

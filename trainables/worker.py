@@ -25,6 +25,9 @@ from trainables.world import World, WorldError
 
 _log = logging.getLogger(__name__)
 
+CONTEXT_BYTES = 640 * 2**20
+"""What CUDA and its libraries take of a GPU for each process, beside its tensors."""
+
 
 class _NoAnswerError(Exception):
     """Nobody knows whether the trial has a checkpoint: starting anew might throw away epochs."""
@@ -100,6 +103,7 @@ class Worker:
         seen = {
             "warning": "; ".join(warnings),
             "fingerprint": self._open_bench().dataset.fingerprint,
+            "device": training.device,
         }
         return {**training.last_result, "state": state, **seen}
 
@@ -135,10 +139,15 @@ class Worker:
 
 
 def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
-    """Keep a trial that has a part of a GPU to that part of its memory."""
+    """Keep a trial that has a part of a GPU to that part of its memory.
+
+    torch counts its tensors only; what CUDA itself takes for a process comes out of the same part,
+    or the last of several trials would find the memory full.
+    """
     part = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
     if torch.cuda.is_available() and 0 < part < 1:
-        torch.cuda.set_per_process_memory_fraction(part)
+        reserve = CONTEXT_BYTES / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(max(part - reserve, part / 2))
 
 
 def _breaks_device(error: BaseException) -> bool:

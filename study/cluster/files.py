@@ -82,10 +82,20 @@ def _scalar(text: str) -> str:
     return text if plain else json.dumps(text)
 
 
-def aws_file() -> str:
-    """The project's cluster.yaml, with the project's own folder written out."""
+def aws_file(name: str | None = None) -> str:
+    """The project's cluster.yaml, with the project's own folder written out.
+
+    Args:
+        name: Of the cluster; None keeps the file's own.
+
+    Raises:
+        StudyError: The name is none.
+    """
     folder = project_folder()
     text = (folder / "cluster.yaml").read_text(encoding="utf-8")
+    if name is not None:
+        check_name(name, "--name")
+        text = re.sub(r"(?m)^cluster_name: .*$", f"cluster_name: {_scalar(name)}", text)
     return re.sub(r"(?m)^(  ~/dml-study/\S+: )\./", rf"\g<1>{folder}/", text)
 
 

@@ -19,7 +19,7 @@ def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_
     """Everything `study run` would check, and nothing is written but the data cache."""
     from contextlib import nullcontext
 
-    from study.checks import describe_data, open_data
+    from study.checks import check_storage, describe_data, open_data
     from study.cost import estimate
     from study.display import open_display
     from study.home import cache_dir
@@ -30,6 +30,7 @@ def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_
     plan = build_plan(read_study_file(file, overrides))
     if plan.file.tracking.uri is not None and (problem := check_store(plan.file.tracking.uri)):
         click.echo(f"warning: {problem}", err=True)
+    check_storage(plan)
     with open_display(plan.name) if not as_json else nullcontext() as display:
         progress = display.building if display else None
         bench = open_data(plan, cache_dir=cache_dir(), progress=progress)

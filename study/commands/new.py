@@ -16,7 +16,9 @@ from study.errors import StudyError
     "`onprem` of your own machines (--host for each, the head first), `aws` of spot GPUs."
 )
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--name", help="Name of the study or cluster (default: the file's name).")
+@click.option(
+    "--name", help="Name of the study or cluster (default: the file's name; aws: dml-study)."
+)
 @click.option("--cluster", type=click.Choice(["aws", "onprem"]), help="Write a cluster file.")
 @click.option("--host", "hosts", multiple=True, help="onprem: a machine; the first is the head.")
 @click.option("--user", help="onprem: who ssh logs in as (default: you).")
@@ -52,18 +54,25 @@ def command(
     from study.cluster.files import aws_file, onprem_file
 
     if cluster == "aws":
-        text = aws_file()
+        text = aws_file(name)
     else:
         text = onprem_file(
             name=name or file.stem,
             hosts=hosts,
             user=user or getpass.getuser(),
-            key=key.absolute() if key else None,
+            key=_existing(key) if key else None,
             venv=venv,
             shared=shared,
         )
     file.write_text(text, encoding="utf-8")
     click.echo(f"wrote {file}; edit it, then: ray up {file}, study run my.yaml --cluster {file}")
+
+
+def _existing(key: Path) -> Path:
+    path = key.expanduser().absolute()
+    if not path.is_file():
+        raise StudyError(f"--key: no file {path}")
+    return path
 
 
 def _study_name(name: str | None, file: Path) -> str:

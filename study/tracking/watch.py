@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from study.tracking.spool import Status
 
+SLOW = "no error, but too slow to take all records in the time it has at the end"
+"""Why a store that answers lacks records."""
+
 LOOK_SECONDS = 5.0
 LASTING_SECONDS = 20.0
 """How long a store may be away before a person is told: a restart is no news."""

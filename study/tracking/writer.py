@@ -24,6 +24,7 @@ from study.tracking.records import Split, TrialRecord, encode, metric_key
 from study.tracking.redaction import redact_all, secrets_of_environment
 from study.tracking.ship import Settings, start
 from study.tracking.spool import Spool, Status, locked, read_status
+from study.tracking.watch import SLOW
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 10.0
@@ -285,7 +286,7 @@ class Tracker:
         self._spool.close()
         self._stack.close()
         if not done:
-            reason = read_status(self._spool.folder).error or "slow"
+            reason = read_status(self._spool.folder).error or SLOW
             if self._spool.dropped:
                 reason = f"{self._spool.dropped:,} records were lost while the disk was full"
             _log.warning("Not everything reached the tracking store: %s", reason)

@@ -80,6 +80,7 @@ class Desk:
         self._brake = Brake()
         self._warn, self._warned, self._forget = warn, set[str](), forget
         self._fingerprint, self._other_data = fingerprint, set[str]()
+        self._without_gpu = set[str]()
         # One trial waits for a slot, unless a limit says how many may run: Tune would start it.
         self._ahead = 1 if plan.file.resources.max_concurrent is None else 0
         self._tidy()
@@ -140,6 +141,7 @@ class Desk:
             return True
         self._pass_on(trial, str(result.get("warning", "")))
         self._compare_data(str(result.get("host", "")), str(result.get("fingerprint", "")))
+        self._look_for_gpu(str(result.get("host", "")), str(result.get("device", "")))
         score, spread = float(result["score"]), float(result.get("score_std", math.nan))
         if not math.isfinite(score):  # no sampler can be told that
             result = {**result, "error": f"the score is {score}"}
@@ -221,6 +223,16 @@ class Desk:
             self._warn(
                 f"the data on {host} are not those of the study (fingerprint {fingerprint}, here "
                 f"{known}): scores from there cannot be compared with others; copy the data again"
+            )
+
+    def _look_for_gpu(self, host: str, device: str) -> None:
+        """Say once of each host that trials were given a GPU there and compute without it."""
+        wanted = self._plan.file.resources.gpus_per_trial > 0
+        if wanted and device == "cpu" and host not in self._without_gpu:
+            self._without_gpu.add(host)
+            self._warn(
+                f"{host}: trials have a GPU there, but torch sees none (a driver too old for this "
+                "torch, or a torch without CUDA?); they train on its processors"
             )
 
     def _keep_traceback(self, trial: str, text: str) -> None:

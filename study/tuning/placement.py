@@ -76,6 +76,25 @@ def check_room(
     raise StudyError(f"resources: {lack(resources, nodes, may_come)}; {advice}")
 
 
+def idle_gpus(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> str:
+    """In one line, that trials would run on GPU machines without using a GPU; empty if not.
+
+    Args:
+        resources: What a trial takes.
+        nodes: What each node has that trials may run on.
+    """
+    room = [node for node in nodes if node.get("GPU", 0.0) and fitting(resources, [node])]
+    if resources.gpus_per_trial or not room:
+        return ""
+    first = room[0]
+    cpus = max(1, math.floor(first.get("CPU", 0.0) / first["GPU"]))
+    return (
+        f"{len(room)} machine(s) that trials run on have GPUs, but a trial takes none "
+        "(gpus_per_trial: 0) and trains on processors; to use them: "
+        f"resources: {{gpus_per_trial: 1, cpus_per_trial: {cpus}}}"
+    )
+
+
 def lack(
     resources: ResourcesSection,
     nodes: Sequence[Mapping[str, float]],

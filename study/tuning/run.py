@@ -129,7 +129,7 @@ def run(
                 watch = Watch(tracker.status, warned)
                 lasting = Patience(resources, warned), watch, files, untrained
                 with (
-                    ray_session(resources, address, say, on_death),
+                    ray_session(resources, address, say, on_death, warned),
                     Refresher(home, plan, tracker, seconds=_pause(report)) as refresher,
                     growth(plan.name, resources) as grown,
                 ):

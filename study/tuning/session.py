@@ -16,7 +16,7 @@ from study.environment import environment
 from study.errors import RayError, StudyError
 from study.file import ResourcesSection
 from study.tuning.growth import nodes_that_may_come
-from study.tuning.placement import alive_nodes, check_room, fitting, lack
+from study.tuning.placement import alive_nodes, check_room, fitting, idle_gpus, lack
 
 FIRST_WARNING_SECONDS, WARNING_SECONDS = 20.0, 60.0
 STARTS = 3
@@ -37,6 +37,7 @@ def ray_session(
     address: str | None,
     say: Callable[[str], None],
     on_death: Callable[[str], None],
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
     """A Ray to run on: this process's, the one at `address`, or one of our own.
 
@@ -46,6 +47,7 @@ def ray_session(
         say: Told in one line what is going on.
         on_death: Told, in a thread, why a Ray of our own will never answer again. Whoever waits
             for it waits for ever, so it had better end this process.
+        warn: Told in one line what makes trials on a cluster dearer than they need be.
 
     Raises:
         StudyError: No Ray answers at the address, or a trial fits no node it has or may get.
@@ -66,7 +68,10 @@ def ray_session(
     try:
         with contextlib.nullcontext() if address else _watched(on_death):
             alive = alive_nodes()
-            check_room(resources, alive, nodes_that_may_come(len(alive)) if address else ())
+            may_come = nodes_that_may_come(len(alive)) if address else ()
+            check_room(resources, alive, may_come)
+            if idle := idle_gpus(resources, may_come or alive):
+                (warn if address else say)(idle)
             yield
     finally:
         ray.shutdown()

@@ -9,7 +9,7 @@ import copy
 import os
 import re
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,10 @@ def test_what_a_user_changes_is_three_lines() -> None:
     assert sum("CHANGE:" in line for line in lines) == 3
 
 
-def test_nodes_install_exactly_the_constraints() -> None:
+@pytest.mark.parametrize("python", ["3.11", "3.12"])  # Ubuntu 24.04 brings 3.12
+def test_nodes_install_exactly_the_constraints(python: str) -> None:
     """Everything the project needs, down to the last dependency, has its version in the file."""
+    there = {"python_version": python, "python_full_version": f"{python}.0"}
     pins = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
@@ -179,10 +181,10 @@ def test_nodes_install_exactly_the_constraints() -> None:
     seen: set[tuple[str, str]] = set()
     while todo:
         name, extra = todo.pop()
-        for text in distribution(name).requires or []:
+        for text in requirements(name):
             need = Requirement(text)
             key = normal(need.name)
-            if need.marker and not need.marker.evaluate({"extra": extra}):
+            if need.marker and not need.marker.evaluate({**there, "extra": extra}):
                 continue
             assert key in pinned or key == "setuptools", f"{need.name} (of {name}) is not pinned"
             found = {(key, e) for e in ("", *need.extras)} - seen
@@ -194,12 +196,29 @@ def test_nodes_install_exactly_the_constraints() -> None:
         assert "-c ~/dml-study/constraints.txt ~/dml-study" in install
 
 
+def test_a_cluster_has_the_name_that_was_chosen() -> None:
+    assert yaml.safe_load(aws_file())["cluster_name"] == "dml-study"
+    for name in ("team-b", "2024"):
+        chosen, plain = yaml.safe_load(aws_file(name)), yaml.safe_load(aws_file())
+        assert chosen.pop("cluster_name") == name
+        assert plain.pop("cluster_name") == "dml-study"
+        assert chosen == plain
+
+
 def test_everything_the_nodes_need_is_shipped() -> None:
     mounts = yaml.safe_load(aws_file())["file_mounts"]
     assert all(Path(source).exists() for source in mounts.values())
     shipped = {Path(source).name for source in mounts.values()}
     needed = {"study", "trainables", "search_spaces", "pyproject.toml", "constraints.txt"}
     assert needed | {"README.md", "LICENSE"} == shipped
+
+
+def requirements(name: str) -> list[str]:
+    """What a package asks for; nothing is known of one that only another Python needs."""
+    try:
+        return distribution(name).requires or []
+    except PackageNotFoundError:
+        return []
 
 
 def normal(name: str) -> str:

@@ -161,6 +161,8 @@ def test_words_that_are_no_hosts_are_refused(changes: dict[str, Any], message: s
     ("arguments", "message"),
     [
         (["new", "--cluster", "onprem"], "needs --host"),
+        (["new", "--cluster", "onprem", "--host", "a", "--key", "/no/key"], "no file /no/key"),
+        (["new", "--cluster", "aws", "--name", "bad name!"], "--name takes at most 63 letters"),
         (["new", "x.yaml", "--host", "a"], "--host, --user"),
         (["new"], "name the file"),
         (["run", "my.yaml", "--cluster", "none.yaml"], "no cluster file"),

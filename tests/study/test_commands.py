@@ -28,6 +28,7 @@ from study.plan import Plan, load_plan
 from study.planning import build_plan
 from study.read_file import parse_study, read_study_file
 from study.running import begin
+from study.tracking.server import free_port
 from study.tuning.describing import protocol_record
 from tests.study.tuning_simulation import drive, open_ledger
 
@@ -139,6 +140,31 @@ def test_a_bad_study_file_is_one_line_and_nothing_is_written(
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
     assert sorted(p.name for p in Path.cwd().iterdir()) == ["my.yaml"]
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_shared_place_that_takes_no_checkpoints_is_one_line(
+    command: str, study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written, not after every trial has failed on it."""
+    (tmp_path / "taken").touch()
+    done = study(command, write(changed(storage={"checkpoints": str(tmp_path / "taken")})))
+    assert done.code == 2
+    assert f"storage.checkpoints: {tmp_path}/taken cannot be written, read and" in done.err
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    away = study(command, write(changed(storage={"checkpoints": "s3://my-bucket/runs"})))
+    assert away.code == 2
+    assert "storage.checkpoints: s3://my-bucket/runs cannot be written, read and" in away.err
+    assert done.err.count("\n") == away.err.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["my.yaml", "taken"]
+
+
+def test_check_leaves_a_shared_folder_as_it_was(study: Any, tmp_path: Path) -> None:
+    done = study("check", write(changed(storage={"checkpoints": str(tmp_path / "a" / "b")})))
+    assert done.code == 0, done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["my.yaml"]
 
 
 def test_a_missing_file(study: Any) -> None:

@@ -195,6 +195,31 @@ def test_a_host_with_other_data_is_named_once(tmp_path: Path) -> None:
     assert f"the data on gpu2 are not those of the study (fingerprint {known}, here" in said[0]
 
 
+@pytest.mark.parametrize("gpus", [0, 0.5])
+def test_a_host_whose_gpus_torch_does_not_see_is_named_once(
+    tmp_path: Path, gpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that was given a GPU and trains on processors goes on, but not in silence."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said: list[str] = []
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "arrays", "path": str(write_features(tmp_path))},
+        training={"epochs": 3, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 1, "repeats": 1, "stop_early": False},
+        resources={"gpus_per_trial": gpus},
+    )
+    desk = open_desk(plan, tmp_path, Listener(), warn=said.append)
+    spec = desk.start()
+    assert spec is not None
+    worker = Worker()
+    worker.start(TrialSpec.from_dict(spec))
+    for host in ("gpu1", "gpu1", "gpu2"):
+        desk.result(spec["trial"], {**worker.step(), "host": host})
+    hosts = [text.partition(": trials have a GPU there, but torch sees none")[0] for text in said]
+    assert hosts == (["gpu1", "gpu2"] if gpus else [])
+
+
 def test_a_trial_that_kills_its_process_in_every_second_epoch_fails_in_the_end(
     tmp_path: Path,
 ) -> None:

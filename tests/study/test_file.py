@@ -205,6 +205,42 @@ def test_knobs_that_change_nothing_are_refused(text: str, message: str, tmp_path
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("losses", "more", "message"),
+    [
+        ("[triplet]", "training: {negative_share: [0.1, 1.0]}", "training: negative_share changes"),
+        ("[triplet, contrastive]", "training: {negative_share: 0.1}", "training: negative_share"),
+        ("{triplet: {search: {negative_share: [0.1, 1.0]}}, circle: }", "", "losses.triplet: neg"),
+        ("{triplet: {fixed: {negative_share: 0.1}}, circle: }", "", "losses.triplet: negative_"),
+        ("[circle]", "resources: {shard_proxies: true}", "but ranks_per_trial is 1"),
+    ],
+)
+def test_what_is_asked_of_proxies_that_are_not_there_is_refused(
+    losses: str, more: str, message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, f"name: s\ndata: glyphs\nlosses: {losses}\n{more}\n")
+    with pytest.raises(StudyError) as error:
+        build_plan(read_study_file(path))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("share", [0.1, [0.1, 1.0]])
+def test_a_share_of_negatives_for_all_reaches_losses_with_proxies_only(share: Any) -> None:
+    losses = ["triplet", "pml:ProxyAnchorLoss", "proxy_anchor", "circle+synthesis"]
+    content = {"pml:ProxyAnchorLoss": {"search": {"alpha": [8, 64]}}}
+    plan = plan_of(
+        {"losses": {k: content.get(k) for k in losses}, "training": {"negative_share": share}}
+    )
+    reached = [
+        loss
+        for loss in losses
+        if "negative_share" in {*plan.spaces[loss].searched, *plan.spaces[loss].fixed}
+    ]
+    assert reached == ["proxy_anchor", "circle+synthesis"]
+    plan_of({"losses": ["triplet"], "training": {"negative_share": 1}})
+
+
 @pytest.mark.parametrize("section", ["resnet50", "{pretrained: true}", "{frozen: true}"])
 def test_a_backbone_for_features_is_refused(section: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 2)))

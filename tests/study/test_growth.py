@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from study.cost import spread
+from study.cost import in_words, spread
 from study.file import ResourcesSection
 from study.jobs import Job, Outcome
 from study.tuning.board import Wish
@@ -142,5 +142,23 @@ def test_cost_is_trials_times_epochs_times_seconds() -> None:
     )
     cost = spread(plan, {"triplet": 80.0}, gpu_price=1.5)
     assert plan.trials("triplet") * plan.epochs("triplet") == 90
-    assert cost["gpu_hours_at_most"] == pytest.approx(2.0)
-    assert cost["price_at_most"] == pytest.approx(3.0)
+    assert cost["slot_hours"] == pytest.approx(1.0), "two ranks take half the time"
+    assert cost["gpu_hours"] == pytest.approx(2.0)
+    assert cost["price"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"gpus_per_trial": 1}, "at most"),
+        ({"gpus_per_trial": 0.25}, "if trials that share a GPU do not slow each other"),
+        (
+            {"ranks_per_trial": 4, "gpus_per_trial": 4, "cpus_per_trial": 4},
+            "if the 4 ranks of a trial scale perfectly",
+        ),
+    ],
+)
+def test_a_cost_that_is_no_bound_says_what_it_assumes(resources: dict[str, Any], said: str) -> None:
+    plan = make_plan(losses=["triplet"], resources=resources)
+    first = in_words(spread(plan, {"triplet": 80.0})).splitlines()[0]
+    assert first == f"cost at this machine's speed, {said} (early stopping only shortens it):"

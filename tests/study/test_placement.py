@@ -14,7 +14,7 @@ from study.file import ResourcesSection
 from study.planning import build_plan
 from study.read_file import parse_study
 from study.tuning.growth import nodes_that_may_come
-from study.tuning.placement import check_room, fitting, placement
+from study.tuning.placement import check_room, fitting, idle_gpus, placement
 from study.tuning.session import Patience
 
 NODE = {"CPU": 16.0, "GPU": 4.0}
@@ -67,6 +67,17 @@ def test_a_trial_that_never_fits_is_refused() -> None:
         check_room(pair, [small] * 2, [small] * 4)
     with pytest.raises(StudyError, match="here is none, and may grow to 4"):
         check_room(pair, [], [small] * 4)
+
+
+def test_gpus_that_trials_would_run_beside_are_pointed_out() -> None:
+    """Trials on processors fit GPU machines as well, at the price of GPU machines."""
+    bought = [{"CPU": 0.0}, *[{"CPU": 8.0, "GPU": 1.0}] * 8]
+    said = idle_gpus(section(), bought)
+    assert said.startswith("8 machine(s) that trials run on have GPUs, but a trial takes none")
+    assert said.endswith("resources: {gpus_per_trial: 1, cpus_per_trial: 8}")
+    assert not idle_gpus(section(gpus_per_trial=1, cpus_per_trial=8), bought)
+    assert not idle_gpus(section(), [{"CPU": 8.0}])
+    assert not idle_gpus(section(cpus_per_trial=9), [{"CPU": 32.0}, *bought])
 
 
 def test_what_a_cluster_may_grow_to_is_what_its_file_says(

@@ -58,3 +58,26 @@ def test_an_address_where_no_ray_is_is_one_line_at_once(
         session.check_cluster(ResourcesSection(), address)
     assert "\n" not in str(found.value)
     assert asked == (["auto"] if address == "auto" else [])
+
+
+def test_a_cluster_of_gpus_that_trials_do_not_use_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a cluster machines are bought for them; on one's own machine it is only said."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}]
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    for address in ("auto", None):
+        for gpus in (0, 1):
+            said: list[str] = []
+            warned: list[str] = []
+            resources = ResourcesSection(gpus_per_trial=gpus)
+            with session.ray_session(
+                resources, address, said.append, lambda reason: None, warned.append
+            ):
+                pass
+            idle = [text for text in (warned if address else said) if "have GPUs" in text]
+            assert len(idle) == (1 if gpus == 0 else 0)
+            assert not (said[1:] if address else warned)

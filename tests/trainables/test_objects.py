@@ -21,6 +21,7 @@ from trainables.checkpoints import (
     load_checkpoint,
     remove_checkpoint,
     save_checkpoint,
+    try_place,
 )
 from trainables.data import load_dataset
 from trainables.data.array_files import holds_features
@@ -106,6 +107,20 @@ def test_s3_that_refuses_is_like_a_disk_that_refuses() -> None:
         save_checkpoint("s3://nobody-has-this/x", "t", {"epoch": 1})
     with pytest.raises(OSError, match="NoSuchBucket"):
         objects.stored_below("s3://nobody-has-this/x")
+
+
+def test_a_place_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    place = f"s3://{BUCKET}/runs"
+    save_checkpoint(place, "t", {"epoch": 1})
+    try_place(place)
+    assert [stored.name for stored in objects.stored_below(place)] == ["t.pt"]
+    with pytest.raises(OSError, match="NoSuchBucket"):
+        try_place("s3://nobody-has-this/x")
+    try_place(tmp_path / "not" / "yet")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        try_place(tmp_path / "file")
 
 
 def test_a_prefix_is_fetched_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,15 +100,21 @@ def test_ranks_wait_for_one_that_still_decodes_its_data() -> None:
         dist.destroy_process_group()
 
 
-def test_a_part_of_a_gpu_is_a_part_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gib", "expected"), [(24, (6 - 0.625) / 24), (2, 0.125)])
+def test_parts_of_a_gpu_leave_room_for_what_cuda_takes(
+    monkeypatch: pytest.MonkeyPatch, gib: int, expected: float
+) -> None:
+    """Four quarters and four contexts fit; of a tiny GPU tensors still get half of the part."""
     given: list[float] = []
+    gpu = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", given.append)
     limit_gpu_memory({"gpus_per_trial": 0.25, "ranks_per_trial": 1})
     limit_gpu_memory({"gpus_per_trial": 1, "ranks_per_trial": 1})
     limit_gpu_memory({"gpus_per_trial": 2, "ranks_per_trial": 2})
     limit_gpu_memory({})
-    assert given == [0.25]
+    assert given == pytest.approx([expected])
 
 
 def test_ranks_whose_device_is_broken_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from trainables.losses.registry import (
     counts_lengths,
     loss_info,
     loss_knobs,
+    samples_classes,
 )
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "loss_info",
     "loss_knobs",
     "reseed",
+    "samples_classes",
     "set_progress",
     "sharded_parameters",
 ]

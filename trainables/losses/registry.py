@@ -204,6 +204,11 @@ def counts_lengths(name: str) -> bool:
     return name.startswith(PML) or not loss_info(name).on_sphere
 
 
+def samples_classes(name: str) -> bool:
+    """Whether `negative_share` reaches a loss: our proxy losses draw classes, no other does."""
+    return not name.startswith(PML) and loss_info(name).family == "proxy"
+
+
 def _parse(name: str) -> tuple[str, bool]:
     host = name.removesuffix(SYNTHESIS)
     plugin = host != name
