@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from search_spaces.claims import Claim, GoodValue, Sensitive, StableRange
-from study.analyses import claims, expected_best, importance, response, stable
+from study.analyses import claims, expected_best, importance, response, stable, tuning
 from study.analyses.loss_model import LossModel
 from study.analyses.samples import gather
 from study.analyses.surrogate import Surrogate, fit
@@ -157,6 +157,40 @@ def test_verdicts_are_right_at_the_stated_rate(models: list[Surrogate]) -> None:
             wrong += verdict not in (truth, "cannot tell")
     assert wrong <= 2
     assert right >= 0.7 * len(models) * len(CLAIMS)
+
+
+def test_knobs_that_must_be_tuned_are_not_said_to_be_safe_to_leave() -> None:
+    """Few noisy trials; every published value truly costs 0.0098, more than the tolerance."""
+    space = unit_space("a", list("xyz"), published=0.5)
+    problem = Problem(space, additive((0.12, 0.12, 0.12)), noise=0.012)
+    left = 0
+    for seed in range(14):
+        table = make_table([problem], Plan(trials=18), seed=seed)
+        model = fit(gather(table, "a"), n_draws=64, n_bootstrap=4)
+        assert isinstance(model, Surrogate)
+        places = tuning.ends(table, model)
+        assert places is not None
+        found = tuning.leave(model, places, tolerance=0.006)
+        # The band says what the verdict says, and nobody knows a cost to be exactly nothing.
+        assert ((found["high"] <= 0.006) == (found["verdict"] == "may stay")).all()
+        assert ((found["low"] > 0.006) == (found["verdict"] == "set it")).all()
+        assert (found["high"] > 0).all()
+        left += int((found["verdict"] == "may stay").sum())
+    assert left <= 2, left
+
+
+def test_knobs_that_do_not_matter_may_stay(models: list[Surrogate]) -> None:
+    """The third knob costs 0.0033 at its published value, a third of the tolerance."""
+    table = make_table([Problem(unit_space("a", list("abc")), additive(WEIGHTS))], Plan(trials=6))
+    said = []
+    for model in models:
+        places = tuning.ends(table, model)
+        assert places is not None
+        found = tuning.leave(model, places, tolerance=TOLERANCE).set_index("knob")
+        assert found.loc["a", "verdict"] != "may stay"  # it costs 0.0245
+        said.append(found.loc["c", "verdict"])
+    assert said.count("may stay") >= 0.7 * len(models), said
+    assert "set it" not in said
 
 
 def test_borderline_claims_cannot_be_told() -> None:
