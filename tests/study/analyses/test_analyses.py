@@ -439,7 +439,9 @@ def test_faster_counts_epochs_and_not_scores(demo_findings: Findings) -> None:
     sparse = table.curves["trial"].str.startswith("proxy_anchor") & (table.curves["epoch"] % 9 > 0)
     thin = replace(table, curves=table.curves[~sparse])
     evidence = claims.judge(thin, demo_findings.models, "proxy_anchor", claim).evidence
-    assert re.search(r"after (9|18|27) epochs", evidence), evidence
+    said = re.search(r"after ([\d.]+) epochs, the other's after ([\d.]+)", evidence)
+    assert said is not None, evidence
+    assert min(float(said[1]), float(said[2])) >= 9
 
 
 @pytest.mark.parametrize(
