@@ -56,7 +56,7 @@ class BetterLoss:
 
 @dataclass(frozen=True)
 class FasterLoss:
-    """The loss reaches the other loss's final score in fewer epochs."""
+    """The loss does most of its own rise in fewer epochs than the other; who ends higher aside."""
 
     other: str
 

@@ -104,7 +104,7 @@ def how(claim: Claim, loss: str) -> str:
         case BetterLoss():
             return f"tuned score above that of {rival}"
         case FasterLoss():
-            return f"reaches the final score of {rival} in fewer epochs"
+            return f"{loss_claims.RISEN:.0%} of its own rise in fewer epochs than {rival}"
         case CostRatio():
             return f"seconds per epoch at most {test.at_most:g} times those of {rival}"
         case HigherMetric():

@@ -157,7 +157,7 @@ def tolerance_of(table: TrialTable, loss: str, surrogate: Surrogate | Refusal) -
     if stated:
         return Tolerance(float(stated), "set in the study file")
     own, pooled = seed_noise(table, loss), seed_noise(table)
-    if own.measured and own.freedom >= 4:
+    if own.reliable:
         return Tolerance(own.sigma, "one seed sigma of this loss")
     if pooled.measured:
         return Tolerance(pooled.sigma, "one seed sigma, all losses pooled")
@@ -223,6 +223,7 @@ def _curves(
     tolerance: float,
     seed: int,
 ) -> tuple[Frame, Frame, Tuned | Refusal]:
+    noise = noise if noise.reliable else seed_noise(table)
     refused = model if isinstance(model, Refusal) else refuse_response(model, noise)
     if refused is not None or isinstance(model, Refusal):
         assert refused is not None

@@ -11,6 +11,9 @@ from scipy.stats import chi2
 from study.analyses.samples import full_epochs, searching
 from study.table import TrialTable
 
+LEAST_FREEDOM = 4
+"""Fewest degrees of freedom of a deviation that others are measured against."""
+
 
 @dataclass(frozen=True)
 class SeedNoise:
@@ -35,6 +38,11 @@ class SeedNoise:
     def measured(self) -> bool:
         """Whether there is an estimate at all."""
         return bool(np.isfinite(self.sigma))
+
+    @property
+    def reliable(self) -> bool:
+        """Whether enough seeds were repeated to measure other things against it."""
+        return self.measured and self.freedom >= LEAST_FREEDOM
 
 
 def seed_noise(table: TrialTable, loss: str | None = None) -> SeedNoise:

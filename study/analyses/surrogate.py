@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from scipy.stats import f as f_distribution
 from scipy.stats import qmc
 
 from search_spaces.scale import from_unit
@@ -203,14 +204,21 @@ def refuse_importance(surrogate: Surrogate) -> Refusal | None:
 
 
 def refuse_response(surrogate: Surrogate, noise: SeedNoise) -> Refusal | None:
-    """Curves may be read when the model is good, or when only seed noise is left to explain."""
+    """Curves may be read when the model is good, or when only seed noise is left to explain.
+
+    The second is an F-test of the held-out errors against the repeats, at 10 %: with few repeats
+    it would let everything pass, so those do not count.
+    """
     if surrogate.best.r2 >= MIN_R2:
         return None
-    if noise.measured and surrogate.best.error <= 1.5 * noise.high:
-        return None
+    if noise.reliable:
+        points = len(np.unique(surrogate.samples.point))
+        limit = float(f_distribution.ppf(0.9, points, noise.freedom))
+        if surrogate.best.error**2 <= limit * noise.sigma**2:
+            return None
     return Refusal(
         f"The model explains {max(surrogate.best.r2, 0.0):.0%} of what unseen settings score, and "
-        "what it leaves is more than seed noise: its curves would mislead."
+        "what it leaves may be more than seed noise: its curves would mislead."
     )
 
 

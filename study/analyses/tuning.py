@@ -9,9 +9,10 @@ import pandas as pd
 from scipy.stats import qmc
 
 from search_spaces.scale import from_unit
-from study.analyses.response import SURE, grid_of
+from study.analyses.response import SURE, grid_of, supported
 from study.analyses.samples import Array, point_position, published_values, snap
 from study.analyses.surrogate import Surrogate
+from study.analyses.verdicts import cost_of
 from study.table import TrialTable
 
 
@@ -73,36 +74,56 @@ def tunability(surrogate: Surrogate, places: Ends) -> pd.DataFrame:
 def leave(surrogate: Surrogate, places: Ends, *, tolerance: float, seed: int = 0) -> pd.DataFrame:
     """Which knobs may stay published while all others are tuned (Weerts et al. 2020)?
 
-    Returns `knob`, `risk` (score lost by not tuning it), `low`, `high`, `probability` (that the
-    loss is at most `tolerance`), `verdict`: `may stay`, `set it`, or `cannot tell`.
+    For each value of the knob the other knobs are set to what scores best there; the published
+    value then stands against the others. Values without trials say nothing.
+
+    Returns `knob`, `risk` (score lost by not tuning it), `low`, `high` (see `Cost`), `probability`
+    (that the loss is at most `tolerance`), `verdict`: `may stay` (`high` is within the tolerance),
+    `set it` (`low` is beyond it), or `cannot tell`.
     """
-    samples = surrogate.samples
     candidates = _candidates(surrogate, seed)
-    sets = [candidates]
-    for j in range(len(samples.knobs)):
-        kept = candidates.copy()
-        kept[:, j] = places.published[j]
-        sets.append(kept)
-    draws = surrogate.draws(np.concatenate(sets)).reshape(-1, len(sets), len(candidates))
-    mean = draws.mean(axis=0)
     rows = []
-    for j, knob in enumerate(samples.knobs):
-        held = draws[:, j + 1, int(mean[j + 1].argmax())]
-        # Holding a knob cannot help: the held best is also among the free ones.
-        free_wins = mean[0].max() > mean[j + 1].max()
-        lost = (draws[:, 0, int(mean[0].argmax())] - held) if free_wins else 0.0 * held
-        risk, low, high = _band(lost)
-        probability = float((lost <= tolerance).mean()) if np.isfinite(tolerance) else float("nan")
+    for j, knob in enumerate(surrogate.samples.knobs):
+        found = _profile(surrogate, candidates, j, float(places.published[j]))
+        if found is None or not np.isfinite(tolerance):
+            rows.append((knob, *[float("nan")] * 4, "cannot tell"))
+            continue
+        cost = cost_of(found, found[:, :1], tolerance)
         verdict = (
             "may stay"
-            if probability >= SURE
+            if cost.within >= SURE
             else "set it"
-            if probability <= 1 - SURE
+            if cost.beyond >= SURE
             else "cannot tell"
         )
-        rows.append((knob, risk, low, high, probability, verdict))
+        rows.append((knob, cost.mean, max(cost.low, 0.0), cost.high, cost.within, verdict))
     columns = ["knob", "risk", "low", "high", "probability", "verdict"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _profile(surrogate: Surrogate, candidates: Array, j: int, published: float) -> Array | None:
+    """Draws x values of a knob, the published one first: the score with the others at their best.
+
+    None if it or all others have no trials. The others' best is by the mean, as a tuner would
+    choose it, out of the settings that are best with the knob published and with it free.
+    """
+    knob = surrogate.samples.knobs[j]
+    grid = grid_of(surrogate, knob)
+    values = np.concatenate([[published], grid[np.abs(grid - published) > 1e-9]])
+    known = supported(surrogate.samples, knob, values)
+    if not known[0] or known.sum() < 2:
+        return None
+    values = values[known]
+    held = candidates.copy()
+    held[:, j] = published
+    order = (np.argsort(-surrogate.mean(units), kind="stable") for units in (held, candidates))
+    others = np.unique(held[np.concatenate([rank[:12] for rank in order])], axis=0)
+    units = np.repeat(others[None], len(values), axis=0)
+    units[:, :, j] = values[:, None]
+    draws = surrogate.draws(units.reshape(-1, units.shape[-1]))
+    draws = draws.reshape(len(draws), *units.shape[:2])
+    best = draws.mean(axis=0).argmax(axis=1)
+    return np.asarray(draws[:, np.arange(len(values)), best])
 
 
 def path(surrogate: Surrogate, places: Ends) -> pd.DataFrame:

@@ -53,19 +53,56 @@ def either(
     return Judgement("cannot tell", true, evidence, settle)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What values cost beside the best, and how sure that is.
+
+    Two questions, and the band holds the answer to both: `low` is of the cost beside one fixed
+    rival (the best of the mean curve), since the extremes of a draw always lie apart; `high` is of
+    the cost beside each draw's own best, which is strict. So costs are within a tolerance with
+    95 % exactly when `high` is, and beyond it exactly when `low` is.
+
+    Args:
+        within: Probability that no value costs more than the tolerance.
+        beyond: Probability that one certain value does.
+        mean: What that value costs beside the fixed rival.
+        low, high: The band, of 90 %.
+    """
+
+    within: float
+    beyond: float
+    mean: float
+    low: float
+    high: float
+
+
+def cost_of(free: Array, inside: Array, tolerance: float) -> Cost:
+    """What the worst of `inside` costs beside the best of `free` and `inside` (draws x values)."""
+    best = np.maximum(free.max(axis=1), inside.max(axis=1))
+    most = best - inside.min(axis=1)
+    top = free[:, int(free.mean(axis=0).argmax())]
+    costs = top[:, None] - inside
+    worst = costs[:, int(costs.mean(axis=0).argmax())]
+    return Cost(
+        within=float((most <= tolerance).mean()),
+        beyond=float((worst > tolerance).mean()),
+        mean=float(worst.mean()),
+        low=float(np.quantile(worst, 1 - SURE)),
+        high=float(np.quantile(most, SURE)),
+    )
+
+
 def swing(free: Array, inside: Array, tolerance: float, what: str) -> tuple[float, float, str]:
     """How sure is it that all `inside` are within the tolerance of the best, or that one is not?
 
-    The first asks each draw for its own best, which is strict; the second compares the best of the
-    mean curve with one fixed value, since the extremes of a draw always lie apart.
+    The words give the band that decides (see `Cost`) and both probabilities.
     """
-    best = np.maximum(free.max(axis=1), inside.max(axis=1))
-    flat = float((best - inside.min(axis=1) <= tolerance).mean())
-    top = free[:, int(free.mean(axis=0).argmax())]
-    costs = top[:, None] - inside
-    worst = int(costs.mean(axis=0).argmax())
-    steep = float((costs[:, worst] > tolerance).mean())
-    return flat, steep, gap(what, costs[:, worst], tolerance)
+    cost = cost_of(free, inside, tolerance)
+    words = (
+        f"{what} {cost.mean:.4f} ({cost.low:.4f} to {cost.high:.4f}); tolerance {tolerance:.4f}: "
+        f"within it with {cost.within:.0%}, beyond with {cost.beyond:.0%}"
+    )
+    return cost.within, cost.beyond, words
 
 
 def gap(what: str, draws: Array, tolerance: float) -> str:

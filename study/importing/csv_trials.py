@@ -66,7 +66,7 @@ def read_csv_trials(csv: Path, space_yaml: Path, *, study: str | None = None) ->
         cells = {str(column): cell for column, cell in last.items()}
         point = make_point(cells, spaces[loss], f"{csv}: {key}")
         score = as_number(last["score"])
-        state = _state(last, score, float(protocol["epochs"]))
+        state = _state(last, score, float(protocol["epochs"]), f"{csv}: {key}")
         rows.append(
             make_row(
                 trial=str(key),
@@ -94,6 +94,9 @@ def _check_columns(frame: pd.DataFrame, spaces: Mapping[str, Space], csv: Path) 
     """The frame with all columns, defaults filled in; unknown columns are errors."""
     frame = frame.rename(columns=lambda c: str(c).strip())
     knobs = {k for space in spaces.values() for k in space.searched}
+    for knob in knobs:
+        if knob in frame and KNOB + knob in frame:
+            raise StudyError(f"{csv}: `{knob}` and `{KNOB}{knob}` are both columns of one knob")
     frame = frame.rename(columns={KNOB + k: k for k in knobs})
     known = {*CSV_COLUMNS, *knobs} - {"metric.NAME", "NAME or knob.NAME"}
     for column in frame.columns:
@@ -136,10 +139,25 @@ def _check_columns(frame: pd.DataFrame, spaces: Mapping[str, Space], csv: Path) 
         for column in frame.columns:
             if column in ("score", "epoch", "seconds") or str(column).startswith(METRIC):
                 frame[column] = pd.to_numeric(frame[column])
-        frame["seed"] = pd.to_numeric(frame["seed"]).astype(int)
+        frame["seed"] = _whole(frame, pd.to_numeric(frame["seed"]), "seed", csv)
     except (ValueError, TypeError) as error:
         raise StudyError(f"{csv}: {first_line(error)}") from None
     return frame
+
+
+def _whole(frame: pd.DataFrame, column: pd.Series, name: str, csv: Path) -> pd.Series:
+    """The column as whole numbers that a store can hold; an epoch is none below 0."""
+    numbers = column.astype(float)
+    wrong = ~np.isfinite(numbers) | (numbers % 1 != 0) | (numbers.abs() >= 2**53)
+    if name == "epoch":
+        wrong |= numbers < 0
+    if wrong.any():
+        place = frame.index[wrong][0]
+        raise StudyError(
+            f"{csv}: {frame['trial'][place]}: {name} {numbers[place]:g} is no whole number "
+            "that fits"
+        )
+    return column.astype("int64")
 
 
 def _check_epochs(frame: pd.DataFrame, full: int | None, csv: Path) -> pd.DataFrame:
@@ -151,13 +169,14 @@ def _check_epochs(frame: pd.DataFrame, full: int | None, csv: Path) -> pd.DataFr
             f"{csv}: {trial} has no epoch: give a column `epoch`, or `epochs` in the space file"
         )
     epochs = epochs.fillna(full) if full is not None else epochs
-    wrong = ~np.isfinite(epochs) | (epochs < 0) | (epochs % 1 != 0)
-    if wrong.any():
-        place = frame.index[wrong][0]
+    frame = frame.assign(epoch=_whole(frame, epochs, "epoch", csv))
+    longest = frame.loc[frame["epoch"].idxmax()]
+    if full is not None and longest["epoch"] > full:
         raise StudyError(
-            f"{csv}: {frame['trial'][place]}: epoch {epochs[place]:g} is no whole number of epochs"
+            f"{csv}: {longest['trial']} has {longest['epoch']} epochs, but a full trial has {full} "
+            "by the space file's `epochs`"
         )
-    return frame.assign(epoch=epochs.astype(int))
+    return frame
 
 
 def _unique_keys(frame: pd.DataFrame, csv: Path) -> pd.Series:
@@ -176,7 +195,7 @@ def _unique_keys(frame: pd.DataFrame, csv: Path) -> pd.Series:
 
 def _check_agreement(trial: pd.DataFrame, space: Space, where: str) -> None:
     """Rows of one trial differ in nothing but what an epoch changes."""
-    for column in (*space.searched, "seed", "split"):
+    for column in (*space.searched, "seed", "split", "origin"):
         values = trial[column].unique()
         if len(values) > 1:
             raise StudyError(
@@ -187,7 +206,9 @@ def _check_agreement(trial: pd.DataFrame, space: Space, where: str) -> None:
         raise StudyError(f"{where}: two rows of epoch {twice.iloc[0]}")
 
 
-def _state(row: pd.Series, score: float, full: float) -> str:
+def _state(row: pd.Series, score: float, full: float, where: str) -> str:
+    if row["state"] == "finished" and not math.isfinite(score):
+        raise StudyError(f"{where}: `finished` without a score; was it diverged or failed?")
     if row["state"]:
         return str(row["state"])
     if not math.isfinite(score):

@@ -140,10 +140,18 @@ def _widest(distributions: list[BaseDistribution]) -> BaseDistribution:
             choices += [c for c in plain_choices(d.choices) if c not in choices]
         return CategoricalDistribution(choices)
     low, high = min(d.low for d in same), max(d.high for d in same)  # type: ignore[attr-defined]
+    steps = {d.step for d in same}  # type: ignore[attr-defined]
+    step = steps.pop() if len(steps) == 1 and not last.log else None  # type: ignore[attr-defined]
+    if step and any(_between((d.low - low) / step) for d in same):  # type: ignore[attr-defined]
+        step = None  # grids that do not meet: what one allows lies between the other's values
     if isinstance(last, IntDistribution):
-        return IntDistribution(low, high, log=last.log, step=1 if last.log else last.step)
+        return IntDistribution(low, high, log=last.log, step=step or 1)
     assert isinstance(last, FloatDistribution)
-    return FloatDistribution(low, high, log=last.log, step=last.step)
+    return FloatDistribution(low, high, log=last.log, step=step)
+
+
+def _between(steps: float) -> bool:
+    return abs(steps - round(steps)) > 1e-8
 
 
 def _storage(url: str) -> Any:

@@ -19,7 +19,7 @@ from optuna.distributions import (
 from search_spaces.claims import Claim, claim_from_dict
 from search_spaces.space import Knob, Published, Space
 from study.errors import StudyError, nearest
-from study.importing.rows import as_number, first_line, mapping, plain_choices
+from study.importing.rows import as_number, as_value, first_line, mapping, plain_choices
 from study.table import TrialTable
 
 _SPACE_KEYS = ("objective", "epochs", "dataset", "backbone", "tolerance", "untrained", "losses")
@@ -126,6 +126,12 @@ def _space(loss: str, content: Any, path: Path) -> Space:
     published = content.get("published")
     if isinstance(published, dict):
         published = dict(zip(published, plain_choices(published.values()), strict=True))
+        # YAML takes 1e-4 for text.
+        published |= {
+            k: as_value(knobs[k].distribution, v)
+            for k, v in published.items()
+            if k in knobs and isinstance(v, str)
+        }
     try:
         return Space(
             loss=loss,
@@ -134,20 +140,56 @@ def _space(loss: str, content: Any, path: Path) -> Space:
             nuisance={k: v for k, v in knobs.items() if k in nuisance},
             fixed=dict(content.get("fixed") or {}),
             published=(Published("space file", published),) if published else (),
-            claims=tuple(_claim(c) for c in content.get("claims") or []),
+            claims=tuple(_claim(c, loss, knobs) for c in content.get("claims") or []),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StudyError(f"{path}: {first_line(error)}") from None
 
 
-def _claim(content: Any) -> Claim:
+def _claim(content: Any, loss: str, knobs: Mapping[str, Knob]) -> Claim:
     try:
-        return claim_from_dict(content)
+        test = dict(content["test"])
+        knob = knobs.get(test.get("knob", ""))
+        typed = {k: _field(k, v, loss, knob) for k, v in test.items()}
+        return claim_from_dict({**content, "test": typed})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"claim {content!r:.60} needs name, statement, source and a test with its kind "
             f"({type(error).__name__}: {first_line(error)})"
         ) from None
+
+
+def _field(name: str, value: Any, loss: str, knob: Knob | None) -> Any:
+    """One field of a claim's test as its own type; YAML takes 1e-4 for text.
+
+    Raises:
+        ValueError: It is none of that type.
+    """
+    if name in ("low", "high", "at_most"):
+        return None if value is None and name != "at_most" else _finite(name, value)
+    if name in ("better", "worse") and isinstance(value, list):
+        ends = [_finite(name, end) for end in value]
+        if len(ends) != 2 or ends[0] > ends[1]:
+            raise ValueError(f"`{name}` must be a value or a range [low, high], got {value!r}")
+        return ends
+    if name in ("value", "better", "worse"):
+        if knob is None:
+            return value
+        if not isinstance(knob.distribution, CategoricalDistribution):
+            _finite(name, value)
+        return as_value(knob.distribution, value)
+    if not isinstance(value, str):
+        raise ValueError(f"`{name}` must be a word, got {value!r}")
+    if name == "other" and (value == loss or (value == "HOST" and "+" not in loss)):
+        raise ValueError(f"`other: {value}` would compare {loss} with itself")
+    return value
+
+
+def _finite(name: str, value: Any) -> float:
+    number = math.nan if isinstance(value, bool) else as_number(value)
+    if not math.isfinite(number):
+        raise ValueError(f"`{name}` must be a number, got {value!r}")
+    return number
 
 
 def _knob(loss: str, name: str, content: Any, path: Path) -> Knob:

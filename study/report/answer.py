@@ -9,6 +9,7 @@ import pandas as pd
 
 from study.analyses.findings import Findings, LossFindings
 from study.analyses.leaderboard import UNTRAINED
+from study.analyses.response import SURE
 from study.analyses.surrogate import Refusal
 from study.report.words import chance, knob_label, listing, metric_label, number, score
 
@@ -63,20 +64,52 @@ def _headline(findings: Findings, ranked: pd.DataFrame) -> tuple[str, str]:
     best = leader(findings)
     if _is_race(findings, ranked):
         top = findings.best.iloc[0]
-        value = float(top["score"])
-        sure = float(top["probability"])
-        if len(findings.best) > 1 and sure < 0.95:
-            second = str(findings.best["loss"].iloc[1])
-            words = f"{best} leads, but {second} may be as good: {objective} {score(value)}"
-        else:
-            words = f"Use {best}: {objective} {score(value)}"
+        rival = _rival(findings)
+        words = f"{best} leads, but {rival} may be as good" if rival else f"Use {best}"
+        band = f"90 %: {score(top['low'])} to {score(top['high'])}"
         where = "test classes" if findings.best_split == "test" else "validation classes"
-        return best, f"{words} on {where}."
+        return best, f"{words}: {objective} {score(float(top['score']))} ({band}) on {where}."
     words = f"Use {best}"
     if len(ranked) > 1:
         words = f"{best} leads, but {ranked['loss'].iloc[1]} may be as good"
     value = float(ranked["best"].iloc[0])
     return best, f"{words}: {objective} {score(value)} on validation classes."
+
+
+def _rival(findings: Findings) -> str:
+    """The likeliest other loss that the leader is not shown to beat; empty if it beats them all.
+
+    Where both are confirmed the paired tests must agree: the page has one answer, not two.
+    """
+    names = [str(name) for name in findings.best["loss"]]
+    if len(names) > 1 and float(findings.best["probability"].iloc[0]) < SURE:
+        return names[1]
+    for other in names[1:]:
+        lead = _lead(findings, names[0], other)
+        if lead is not None and not lead.sure:
+            return other
+    return ""
+
+
+@dataclass(frozen=True)
+class _Lead:
+    """How far one loss is ahead of another on test classes (95 %), and whether that is sure."""
+
+    low: float
+    high: float
+    sure: bool
+
+
+def _lead(findings: Findings, loss: str, other: str) -> _Lead | None:
+    """From the paired tests; None where the two have none."""
+    if findings.best_split != "test":
+        return None
+    for row in findings.paired.to_dict("records"):
+        if (row["loss"], row["other"]) == (loss, other):
+            return _Lead(row["low"], row["high"], row["verdict"] == "better")
+        if (row["loss"], row["other"]) == (other, loss):
+            return _Lead(-row["high"], -row["low"], row["verdict"] == "worse")
+    return None
 
 
 def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
@@ -95,10 +128,14 @@ def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
         )
     first, second = rows.iloc[0], rows.iloc[1]
     gap = float(first["score"] - second["score"])
+    lead = _lead(findings, str(first["loss"]), str(second["loss"]))
+    band = f" (95 %: {lead.low:.3f} to {lead.high:.3f})" if lead else ""
     words = (
         f"{chance(float(first['probability']))} that {first['loss']} is the best of "
-        f"{len(rows)}; {second['loss']} is {gap:.3f} behind."
+        f"{len(rows)}; {second['loss']} is {gap:.3f} behind{band}."
     )
+    if lead and not lead.sure:
+        words += " A test that allows for the number of comparisons cannot tell the two apart."
     silent = [n for n in ranked["loss"] if n not in set(rows["loss"])]
     if silent:
         words += f" {listing(silent)}: no repeated seed, so not in the race."

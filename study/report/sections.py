@@ -117,7 +117,9 @@ def _loss(findings: Findings, loss: str) -> Section:
     if not isinstance(found.stable, Refusal):
         caption = (
             f"Stable ranges: within {score(found.tolerance.value, 4)} of the best "
-            f"({found.tolerance.source}) with 95 %"
+            f"({found.tolerance.source}) with 95 %, on average over good settings of the others. "
+            "The last column asks something else: may the knob stay at its published value if the "
+            "others are tuned to it?"
         )
         blocks.append(Block(table=_ranges(found, space), caption=caption))
     elif found.stable != found.surrogate:

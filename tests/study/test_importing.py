@@ -11,12 +11,13 @@ from typing import Any
 import optuna
 import pandas as pd
 import pytest
-from optuna.distributions import FloatDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 
-from search_spaces.space import Knob, Space
+from search_spaces.claims import GoodValue
+from search_spaces.space import Knob, Space, in_range
 from study.analyses.samples import gather
 from study.errors import StudyError
-from study.importing import read_csv_trials, read_optuna, read_tune, store
+from study.importing import read_csv_trials, read_optuna, read_spaces, read_tune, store
 from study.main import main
 from study.report.build import write_report
 from study.table import COLUMNS, TrialTable
@@ -143,6 +144,12 @@ def test_a_report_of_an_imported_csv(tmp_path: Path) -> None:
         ("trial,a,b,mode,score\nt,0.1,0.1,x,1\n,0.1,0.1,x,1\n", "row 2 has no `trial`"),
         ("trial,a,b,mode,score\nt,0.1,0.1,x,1\nt,0.1,0.1,x,2\n", "t: two rows of epoch 27"),
         ("", "is no readable CSV"),
+        ("a,knob.a,b,mode,score\n0.1,0.2,0.1,x,1\n", "`a` and `knob.a` are both columns"),
+        ("a,b,mode,score,seed\n0.1,0.1,x,1,1.5\n", "seed 1.5 is no whole number"),
+        ("a,b,mode,score,seed\n0.1,0.1,x,1,99999999999999999999\n", "seed 1e+20 is no whole"),
+        ("a,b,mode,score,epoch\n0.1,0.1,x,1,1e300\n", "epoch 1e+300 is no whole number"),
+        ("a,b,mode,score,epoch\n0.1,0.1,x,1,30\n", "mine-0000 has 30 epochs, but a full trial"),
+        ("a,b,mode,score,state\n0.1,0.1,x,,finished\n", "`finished` without a score"),
     ],
 )
 def test_bad_csv_is_one_clear_line(tmp_path: Path, space_file: Path, csv: str, says: str) -> None:
@@ -155,12 +162,13 @@ def test_bad_csv_is_one_clear_line(tmp_path: Path, space_file: Path, csv: str, s
 @pytest.mark.parametrize(
     ("second", "knob"),
     [("0.2,0.1,x,0,", "a"), ("0.1,0.1,y,0,", "mode"), ("0.1,0.1,x,1,", "seed"),
-     ("0.1,0.1,x,0,test", "split")],
+     ("0.1,0.1,x,0,test", "split"), ("0.1,0.1,x,0,,sobol", "origin")],
 )  # fmt: skip
 def test_rows_of_one_trial_that_disagree_are_one_clear_line(
     tmp_path: Path, space_file: Path, second: str, knob: str
 ) -> None:
-    lines = ["trial,epoch,score,a,b,mode,seed,split", "t8,1,0.5,0.1,0.1,x,0,", f"t8,2,1,{second}"]
+    head = "trial,epoch,score,a,b,mode,seed,split,origin"
+    lines = [head, "t8,1,0.5,0.1,0.1,x,0,,", f"t8,2,1,{second}"]
     with pytest.raises(StudyError, match=rf"t8: its rows disagree in `{knob}`"):
         read_csv_trials(_csv(tmp_path, "\n".join(lines)), space_file)
 
@@ -285,6 +293,69 @@ def test_bad_space_file_is_one_clear_line(tmp_path: Path, text: str, says: str) 
     with pytest.raises(StudyError) as caught:
         read_csv_trials(_csv(tmp_path, "a,score\n0.1,1\n"), path)
     assert says in str(caught.value)
+
+
+CLAIMED = """
+losses:
+  m:
+    knobs: {a: {low: 1e-6, high: 1e-2, log: true}}
+    published: {a: 1e-4}
+    claims: [{name: c, statement: s, source: p, test: %s}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("{kind: StableRange, knob: a, low: abc}", "`low` must be a number, got 'abc'"),
+        ("{kind: GoodValue, knob: a, value: [1, 2]}", "`value` must be a number, got [1, 2]"),
+        ("{kind: GoodValue, knob: a, value: high}", "`value` must be a number, got 'high'"),
+        ("{kind: BetterValue, knob: a, better: [0.1], worse: 1}", "a range [low, high], got [0.1]"),
+        ("{kind: BetterValue, knob: a, better: 1, worse: [2, 1]}", "range [low, high], got [2, 1]"),
+        ("{kind: CostRatio, other: b, at_most: x}", "`at_most` must be a number, got 'x'"),
+        ("{kind: CostRatio, other: b, at_most: }", "`at_most` must be a number, got None"),
+        ("{kind: BetterLoss, other: 3}", "`other` must be a word, got 3"),
+        ("{kind: BetterLoss, other: HOST}", "`other: HOST` would compare m with itself"),
+        ("{kind: FasterLoss, other: m}", "`other: m` would compare m with itself"),
+        ("[1]", "claim"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged_is_one_clear_line(
+    tmp_path: Path, test: str, says: str
+) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(CLAIMED % test, "utf-8")
+    with pytest.raises(StudyError) as caught:
+        read_spaces(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(CLAIMED % "{kind: GoodValue, knob: a, value: 1e-4}", "utf-8")
+    space = read_spaces(path)[0]["m"]
+    assert space.published[0].values == {"a": 1e-4}
+    assert space.claims[0].test == GoodValue("a", 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "step"), [([(0, 9, 3), (1, 9, 2)], 1), ([(0, 9, 3), (1, 10, 3)], 1),
+                         ([(0, 9, 3), (3, 12, 3)], 3)],
+)  # fmt: skip
+def test_optuna_grids_that_do_not_meet_lose_their_steps(
+    tmp_path: Path, ranges: list[tuple[int, int, int]], step: int
+) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        low, high, by = ranges[trial.number % 2]
+        return float(trial.suggest_int("n", low, high, step=by))
+
+    url, _ = _optuna(tmp_path, objective, 8)
+    table = read_optuna(url, "theirs")
+    found = table.spaces["theirs"].distributions["n"]
+    assert isinstance(found, IntDistribution)
+    assert found.step == step
+    assert all(in_range(found, int(n)) for n in table.trials["knob.n"])
 
 
 def test_optuna_log_keeps_pruned_and_failed_trials(tmp_path: Path) -> None:

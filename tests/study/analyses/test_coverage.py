@@ -7,13 +7,21 @@ noise leaves of the stated rates.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from search_spaces.claims import Claim, GoodValue, Sensitive, StableRange
-from study.analyses import claims, expected_best, importance, response, stable
+from search_spaces.claims import (
+    Claim,
+    FasterLoss,
+    GoodValue,
+    HigherMetric,
+    Sensitive,
+    StableRange,
+)
+from study.analyses import claims, expected_best, importance, response, stable, tuning
 from study.analyses.loss_model import LossModel
 from study.analyses.samples import gather
 from study.analyses.surrogate import Surrogate, fit
@@ -23,6 +31,8 @@ from tests.study.synthetic import Plan, Problem, additive, make_table, unit_spac
 WEIGHTS = (0.3, 0.15, 0.04)
 TOLERANCE = 0.01
 SEEDS = range(8)
+FASTER = Claim("faster", "", "", FasterLoss("b"))
+HIGHER = Claim("higher", "", "", HigherMetric("recall_at_1", "b"))
 
 
 def _model(seed: int, *, trials: int = 60) -> Surrogate:
@@ -157,6 +167,84 @@ def test_verdicts_are_right_at_the_stated_rate(models: list[Surrogate]) -> None:
             wrong += verdict not in (truth, "cannot tell")
     assert wrong <= 2
     assert right >= 0.7 * len(models) * len(CLAIMS)
+
+
+def test_knobs_that_must_be_tuned_are_not_said_to_be_safe_to_leave() -> None:
+    """Few noisy trials; every published value truly costs 0.0098, more than the tolerance."""
+    space = unit_space("a", list("xyz"), published=0.5)
+    problem = Problem(space, additive((0.12, 0.12, 0.12)), noise=0.012)
+    left = 0
+    for seed in range(14):
+        table = make_table([problem], Plan(trials=18), seed=seed)
+        model = fit(gather(table, "a"), n_draws=64, n_bootstrap=4)
+        assert isinstance(model, Surrogate)
+        places = tuning.ends(table, model)
+        assert places is not None
+        found = tuning.leave(model, places, tolerance=0.006)
+        # The band says what the verdict says, and nobody knows a cost to be exactly nothing.
+        assert ((found["high"] <= 0.006) == (found["verdict"] == "may stay")).all()
+        assert ((found["low"] > 0.006) == (found["verdict"] == "set it")).all()
+        assert (found["high"] > 0).all()
+        left += int((found["verdict"] == "may stay").sum())
+    assert left <= 2, left
+
+
+def test_knobs_that_do_not_matter_may_stay(models: list[Surrogate]) -> None:
+    """The third knob costs 0.0033 at its published value, a third of the tolerance."""
+    table = make_table([Problem(unit_space("a", list("abc")), additive(WEIGHTS))], Plan(trials=6))
+    said = []
+    for model in models:
+        places = tuning.ends(table, model)
+        assert places is not None
+        found = tuning.leave(model, places, tolerance=TOLERANCE).set_index("knob")
+        assert found.loc["a", "verdict"] != "may stay"  # it costs 0.0245
+        said.append(found.loc["c", "verdict"])
+    assert said.count("may stay") >= 0.7 * len(models), said
+    assert "set it" not in said
+
+
+@pytest.mark.parametrize(
+    ("tau", "gap", "least", "most"),
+    [(2.0, 0.0, 9, 10), (2.0, -0.004, 9, 10), (6.0, 0.012, 0, 2), (6.0, 0.0, 0, 2)],
+    ids=["3x faster", "3x faster, ends lower", "as fast, ends higher", "the same"],
+)
+def test_faster_is_about_speed_and_not_about_the_end(
+    tau: float, gap: float, least: int, most: int
+) -> None:
+    supported = contradicted = 0
+    for seed in range(10):
+        both = [
+            Problem(unit_space("a", ["x"]), lambda u: np.full(len(u), 0.6 + gap), tau=tau),
+            Problem(unit_space("b", ["x"]), lambda u: np.full(len(u), 0.6), tau=6.0),
+        ]
+        plan = Plan(trials=6, confirm=5, repeats=1, bayes=False)
+        found = claims.judge(make_table(both, plan, seed=seed), {}, "a", FASTER)
+        supported += found.verdict == "supported"
+        contradicted += found.verdict == "contradicted"
+    assert least <= supported <= most
+    assert contradicted <= (0 if least else 2)
+
+
+@pytest.mark.parametrize("claim", [HIGHER, FASTER], ids=["higher", "faster"])
+def test_the_best_of_a_search_are_no_repeated_seeds(claim: Claim) -> None:
+    """Two equal losses, searched and not confirmed: nothing may be said about either."""
+    for seed in range(6):
+        both = [Problem(unit_space(n, list("xyz")), additive((0.2, 0.1, 0.05))) for n in "ab"]
+        searched = make_table(both, Plan(trials=60), seed=seed)
+        found = claims.judge(searched, {}, "a", claim)
+        assert found.verdict == "cannot tell", found
+        assert "seeds" in found.settle
+
+
+def test_repeats_of_the_best_points_stand_in_for_confirmations() -> None:
+    tops = {"a": 0.7, "b": 0.6}
+    both = [Problem(unit_space(n, ["x"]), additive((0.2,), top=t)) for n, t in tops.items()]
+    table = make_table(both, Plan(trials=20, repeats=4))
+    assert claims.judge(table, {}, "a", HIGHER).verdict == "supported"
+    mixed = make_table(both, Plan(trials=20, repeats=1, confirm=4))
+    once = (mixed.trials["loss"] == "b") & (mixed.trials["origin"] == "confirm")
+    half = replace(mixed, trials=mixed.trials[~once])
+    assert claims.judge(half, {}, "a", HIGHER).verdict == "cannot tell"
 
 
 def test_borderline_claims_cannot_be_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -207,6 +208,18 @@ def test_sweeps_are_right_at_the_stated_rate(
         flat, steep = flat + (same >= 0.95), steep + (apart >= 0.95)
     assert flat_at_least * runs <= flat <= flat_at_most * runs
     assert steep_at_least * runs <= steep <= steep_at_most * runs
+
+
+def test_the_band_of_a_cost_decides_it() -> None:
+    """A draw's own best may lie anywhere: a band beside one fixed value would be of width zero."""
+    draws = np.random.default_rng(0).normal([0.02, 0.0, 0.0, 0.0, 0.0], 0.01, (400, 5))
+    same, apart, words = swing(draws, draws[:, :1], 0.005, "claimed values cost")
+    assert same < 0.95
+    assert apart < 0.95
+    found = re.search(r"cost (\S+) \((\S+) to (\S+)\); tolerance 0.0050: within it with", words)
+    assert found is not None, words
+    mean, low, high = map(float, found.groups())
+    assert low <= mean < 0.005 < high
 
 
 def test_settling_asks_for_seeds_that_are_not_there_yet() -> None:
