@@ -15,6 +15,7 @@ from study.errors import StudyError
 from study.jobs import Split
 
 DATA_FILE = "data.json"
+FORMAT = 2  # raise when fingerprints are made in another way: older ones are not compared
 
 
 class DataRecord:
@@ -31,7 +32,7 @@ class DataRecord:
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self._path = directory / DATA_FILE
         known = _read(self._path)
-        before = known.get("fingerprint", fingerprint)
+        before = known["fingerprint"] if known.get("format") == FORMAT else fingerprint
         if before != fingerprint:
             raise StudyError(
                 f"the data of {directory.name} are not those it began with (fingerprint {before}, "
@@ -40,7 +41,7 @@ class DataRecord:
             )
         self._untrained: dict[str, dict[str, float]] = known.get("untrained", {})
         self._fingerprint = fingerprint
-        if not known:
+        if known.get("format") != FORMAT:
             self._write()
 
     def untrained(self, split: Split) -> dict[str, float] | None:
@@ -53,7 +54,8 @@ class DataRecord:
         self._write()
 
     def _write(self) -> None:
-        text = json.dumps({"fingerprint": self._fingerprint, "untrained": self._untrained})
+        known = {"fingerprint": self._fingerprint, "untrained": self._untrained}
+        text = json.dumps({"format": FORMAT, **known})
         temporary = self._path.with_suffix(".new")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._path)

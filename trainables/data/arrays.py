@@ -32,7 +32,14 @@ from trainables.data.array_files import (
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
 from trainables.data.duplicates import DIGESTS, SPEC, digests, leave_out_copies
-from trainables.data.listing import Listing, check_halves, check_reading, decoded_rows, halve
+from trainables.data.listing import (
+    Listing,
+    check_halves,
+    check_reading,
+    decoded_rows,
+    fingerprint_of,
+    halve,
+)
 from trainables.data.notes import PictureNotes
 
 VERSION = 2
@@ -89,9 +96,7 @@ def read_arrays(
         train=train,
         test=test,
         class_names=tuple(listing.class_names),
-        fingerprint=hash_of(
-            np.frombuffer(rows.fingerprint.encode(), np.uint8), listing.labels[kept]
-        ),
+        fingerprint=fingerprint_of(rows, listing, kept),
         notes=(*notes.of_rows(), *notes.of_queries(queries)),
         lists=tuple(notes.lists),
     )
