@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainables.data import Dataset, load_dataset
 from trainables.data.augment import Augment
 from trainables.data.cache import Progress
 from trainables.data.fetch import fetched
-from trainables.features import compute_features
+from trainables.features import compute_features, weights_fingerprint
 from trainables.objects import is_object
 
 CROP = 224 / 256
@@ -46,6 +47,11 @@ class Bench:
     def trains_backbone(self) -> bool:
         """Whether trials hold a backbone of their own."""
         return self.dataset.train.kind == "images" and not self.backbone.get("frozen")
+
+    @cached_property
+    def weights(self) -> str:
+        """Fingerprint of the weights that trials start from; empty when each draws its own."""
+        return "" if self.prototype is None else weights_fingerprint(self.prototype)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -91,8 +91,9 @@ class Worker:
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
                 warning = self._save(training)
         state = "finished" if training.is_done else "running"
-        seen = {"warning": warning, "fingerprint": self._open_bench().dataset.fingerprint}
-        return {**training.last_result, "state": state, **seen}
+        bench = self._open_bench()
+        seen = {"fingerprint": bench.dataset.fingerprint, "weights": bench.weights}
+        return {**training.last_result, "state": state, "warning": warning, **seen}
 
     def _save(self, training: Training) -> str:
         """Write the checkpoint; what went wrong, if anything did.
