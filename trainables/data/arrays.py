@@ -28,6 +28,7 @@ from trainables.data.array_files import (
     load_arrays,
     payload_of,
     sized,
+    texts,
 )
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
@@ -118,7 +119,7 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
         in_test = 2 * ids >= n_classes
     titles = [str(v) for v in values]
     if "class_names" in arrays:
-        titles = [str(name) for name in sized(arrays, "class_names", n_classes)]
+        titles = texts(sized(arrays, "class_names", n_classes)).tolist()
     is_query = None
     if query:
         key, _, value = query.partition("=")
@@ -127,7 +128,7 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
                 f"arrays: query must be KEY=VALUE with a KEY of {file.name} "
                 f"({', '.join(arrays)}), got {query!r}."
             )
-        is_query = sized(arrays, key, n_items).astype(str) == value.strip()
+        is_query = texts(sized(arrays, key, n_items)) == value.strip()
         if not is_query.any() or is_query.all():
             raise ValueError(
                 f"arrays: query {query!r} makes {is_query.sum():,} of {n_items:,} items."
