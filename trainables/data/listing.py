@@ -159,10 +159,14 @@ def decoded_rows(
         images = np.zeros((stop - start, size, size, 3), dtype=np.uint8)
         bad, remarks = {}, {}
         for row in range(start, stop):
+            picture = source(row)
             try:
-                images[row - start], remark = decode(source(row), size=size, fit=how)
+                images[row - start], remark = decode(picture, size=size, fit=how)
             except BadPictureError as error:
                 bad[row] = str(error)
+            except OSError as error:  # of the disk and not of the picture: not kept against it
+                place = str(picture) if isinstance(picture, Path) else names[row]
+                raise OSError(error.errno, error.strerror, printable(place)) from error
             else:
                 if remark:
                     remarks[row] = remark
