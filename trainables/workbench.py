@@ -121,7 +121,7 @@ def open_bench(
     if is_object(backbone.get("pretrained") or ""):
         weights = fetched(backbone["pretrained"], cache_dir=cache_dir, progress=progress)
         backbone = {**backbone, "pretrained": str(weights)}
-    size = backbone.get("image_size") or _image_size(data)
+    size = backbone.get("image_size") or suitable_size(min(data.train.items.shape[1:3]))
     prototype = None
     if backbone.get("pretrained") or backbone.get("frozen"):
         with torch.random.fork_rng(devices=[]):
@@ -163,8 +163,9 @@ def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: BNF
     )
 
 
-def _image_size(data: Dataset) -> int:
-    """Small pictures whole; large ones cropped as the papers do (224 of 256)."""
-    height, width = data.train.items.shape[1:3]
-    side = int(min(height, width))
-    return side if side <= _SMALL else round(side * CROP)
+def suitable_size(stored: int) -> int:
+    """Side of the network's input for pictures of this shorter side.
+
+    Small pictures whole; large ones cropped as the papers do (224 of 256).
+    """
+    return int(stored if stored <= _SMALL else round(stored * CROP))

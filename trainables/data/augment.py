@@ -114,7 +114,8 @@ class Augment:
             return pixels.new_empty((0, pixels.shape[1], self.size, self.size))
         functional = import_torchvision("torchvision.transforms.v2.functional")
         shorter = round(self.size / CROP_FRACTION)
-        if min(height, width) != shorter:
+        # A stored side that is a pixel off by rounding is cropped: scaling would only blur it.
+        if abs(min(height, width) - shorter) > 1 or min(height, width) < self.size:
             pixels = functional.resize(pixels, [shorter], antialias=True)
         cropped: Tensor = functional.center_crop(pixels, [self.size, self.size])
         return cropped
