@@ -245,7 +245,7 @@ def _pairs(queries: Vectors, items: Vectors, rows: Ids, columns: Ids) -> NDArray
 
 
 def _ids(labels: ArrayLike | Tensor, name: str) -> Ids:
-    given = dense(labels, name).cpu() if isinstance(labels, Tensor) else labels
+    given = dense(labels, name).cpu().numpy() if isinstance(labels, Tensor) else labels
     array = np.asarray(given)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"`{name}` must be integers (N,), got {array.dtype} {array.shape}.")

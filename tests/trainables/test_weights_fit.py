@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def test_a_file_that_fills_a_part_is_refused_when_nothing_else_would_train(tmp_p
     state = saved(tmp_path / "w.pth", "test_resnet", 64)
     kept = list(state)[len(state) // 3 :]
     torch.save({name: state[name] for name in kept}, tmp_path / "part.pth")
-    arguments = {"in_channels": 3, "image_size": 64, "pretrained": tmp_path / "part.pth"}
+    part = tmp_path / "part.pth"
+    arguments: dict[str, Any] = {"in_channels": 3, "image_size": 64, "pretrained": part}
     report = build_backbone("test_resnet", **arguments).weight_report
     assert report is not None
     assert not report.complete
