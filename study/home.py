@@ -7,7 +7,7 @@ Everything of a study is in its directory, so it can be moved, copied or deleted
     mlflow.db         MLflow's store (unless a server)    artifacts/    MLflow's artifacts
     checkpoints/      one per unfinished trial, and the best of each loss
     spool/            records on their way to MLflow      report/       the last report
-    data.json         what its data were at the start; how the untrained backbone scores on them
+    data.json         what its data and weights were at the start; how it scored untrained
     warnings.txt      what went wrong though trials went on, if anything did
 """
 

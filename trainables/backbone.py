@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,13 +24,22 @@ BN_FREEZE: tuple[BNFreeze, ...] = ("none", "stats", "all")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 OWN_MODELS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
-    "conv4": (Conv4, {"input_size": (3, 28, 28), "mean": (0.5,) * 3, "std": (0.5,) * 3}),
+    "conv4": (
+        Conv4,
+        {
+            "input_size": (3, 28, 28),
+            "mean": (0.5,) * 3,
+            "std": (0.5,) * 3,
+            "first_conv": "blocks.0",
+        },
+    ),
     "bn_inception": (
         BNInception,
         {
             "input_size": (3, 224, 224),
             "mean": (128 / 255, 117 / 255, 104 / 255),
             "std": (1 / 255,) * 3,
+            "first_conv": "conv1_7x7_s2",
         },
     ),
 }
@@ -86,8 +97,9 @@ class Backbone(nn.Module):
         if self.layout == "NHWC":
             return features.permute(0, 3, 1, 2)
         if self.layout == "NLC":
-            tokens = features[:, getattr(self.model, "num_prefix_tokens", 0) :]
-            height, width = _grid(self.model, tokens.shape[1])
+            tokens = features[:, _prefix_tokens(self.model, features.shape[1]) :]
+            n_tokens = tokens.shape[1]
+            height, width = _grid(self.model, n_tokens) or (n_tokens, 1)
             # By their shape, not len(): an exported program must take any number of images.
             return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)
         return features
@@ -152,7 +164,11 @@ def build_backbone(
     if shape is None:
         raise ValueError(f"{name!r} cannot take {image_size} px images: {error}.")
     layout, num_features = _layout(shape, int(cast(int, model.num_features)))
-    report = None if isinstance(pretrained, bool) else load_weights(model, Path(pretrained))
+    report = None
+    if not isinstance(pretrained, bool):
+        report = load_weights(model, Path(pretrained), _adapted)
+        if frozen and not report.fills_backbone:
+            raise ValueError(f"frozen: true needs every weight from the file, but {report}.")
     config = cast(dict[str, Any], model.pretrained_cfg or {})
     mean, std = (_per_channel(config.get(key), in_channels) for key in ("mean", "std"))
     return Backbone(
@@ -252,12 +268,44 @@ def _layout(shape: torch.Size, num_features: int) -> tuple[Literal["NCHW", "NHWC
     return "NCHW", shape[1]
 
 
-def _grid(model: nn.Module, n_tokens: int) -> tuple[int, int]:
+def _prefix_tokens(model: nn.Module, n_tokens: int) -> int:
+    """How many tokens before the patches are none (class, registers); not all models say it."""
+    known = getattr(model, "num_prefix_tokens", None)
+    if known is not None:
+        return int(known)
+    lacks_grid, rest_has_one = not _grid(model, n_tokens), bool(_grid(model, n_tokens - 1))
+    return 1 if lacks_grid and rest_has_one else 0
+
+
+def _grid(model: nn.Module, n_tokens: int) -> tuple[int, int] | None:
+    """Rows and columns of so many patches of a square picture, if they fill some."""
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     if grid is not None and grid[0] * grid[1] == n_tokens:
         return int(grid[0]), int(grid[1])
     side = round(n_tokens**0.5)
-    return (side, side) if side * side == n_tokens else (n_tokens, 1)
+    return (side, side) if side * side == n_tokens else None
+
+
+def _adapted(model: nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A file's weights for this model's channels and size, as timm adapts those it publishes."""
+    from timm.models import adapt_input_conv
+
+    own = model.state_dict()
+    others = [n for n in given if n in own and given[n].shape != own[n].shape]
+    found = dict(given)
+    resample = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if others and resample is not None:
+        # It may also rename, or fail on names it does not expect: only new shapes are taken.
+        with contextlib.suppress(Exception), torch.no_grad():
+            sized = resample(dict(given), model)
+            found |= {n: sized[n] for n in others if n in sized and sized[n].shape == own[n].shape}
+    config = cast(dict[str, Any], model.pretrained_cfg or {})
+    first = config.get("first_conv") or ()
+    for name in [f"{n}.weight" for n in ((first,) if isinstance(first, str) else first)]:
+        if name in others and found[name].ndim == 4 and found[name].shape[1] % 3 == 0:
+            with contextlib.suppress(NotImplementedError):
+                found[name] = adapt_input_conv(own[name].shape[1], found[name])
+    return found
 
 
 def _per_channel(values: Any, in_channels: int) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from trainables.neighbours import (
     nearest,
     search,
 )
-from trainables.vectors import Vectors, check_width, vectors
+from trainables.vectors import Vectors, check_width, dense, vectors
 from trainables.within import pays, search_within
 from trainables.world import Alone, World, share
 
@@ -245,7 +245,8 @@ def _pairs(queries: Vectors, items: Vectors, rows: Ids, columns: Ids) -> NDArray
 
 
 def _ids(labels: ArrayLike | Tensor, name: str) -> Ids:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    given = dense(labels, name).cpu().numpy() if isinstance(labels, Tensor) else labels
+    array = np.asarray(given)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"`{name}` must be integers (N,), got {array.dtype} {array.shape}.")
     return array.astype(np.int64)
@@ -259,7 +260,8 @@ def _same_length(given: Vectors, ids: Ids, name: str, ids_name: str) -> None:
 
 
 def _check_ks(ks: Sequence[int]) -> None:
-    whole = all(isinstance(k, int | np.integer) for k in ks)
+    # In Python a bool is an int, but recall_at_True is a slip.
+    whole = all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in ks)
     if not whole or not len(ks) or min(ks) < 1 or len(set(ks)) != len(ks):
         raise ValueError(f"`ks` must be distinct whole numbers from 1 on, got {tuple(ks)}.")
 

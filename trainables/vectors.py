@@ -79,7 +79,7 @@ class Vectors:
 
 def vectors(given: ArrayLike | Tensor, name: str) -> Vectors:
     """Check and normalise; float32 stays float32, everything else but float64 becomes float32."""
-    raw = given.detach() if isinstance(given, Tensor) else _tensor(given, name)
+    raw = dense(given, name) if isinstance(given, Tensor) else _tensor(given, name)
     if raw.is_complex() or raw.dtype == torch.bool:
         raise ValueError(f"`{name}` must be real numbers, got {raw.dtype}.")
     if raw.ndim != 2 or 0 in raw.shape:
@@ -88,11 +88,21 @@ def vectors(given: ArrayLike | Tensor, name: str) -> Vectors:
         raw = raw.to(torch.float32)
     inverse = torch.empty(len(raw), dtype=torch.float64, device=raw.device)
     for start in range(0, len(raw), PART):
-        lengths = raw[start : start + PART].to(torch.float64).square().sum(dim=1).sqrt()
+        part = raw[start : start + PART].to(torch.float64)
+        lengths = part.square().sum(dim=1).sqrt()
         if not bool(torch.isfinite(lengths).all()):
-            raise ValueError(f"`{name}` must be finite, got NaN or infinity.")
+            if not bool(torch.isfinite(part).all()):
+                raise ValueError(f"`{name}` must be finite, got NaN or infinity.")
+            raise ValueError(f"`{name}` must be shorter than 1e154: squares must be finite.")
         inverse[start : start + PART] = 1 / lengths.clamp_min(1e-30)
     return Vectors(raw, inverse)
+
+
+def dense(given: Tensor, name: str) -> Tensor:
+    """A tensor's values, without what autograd knows of them."""
+    if given.layout != torch.strided:
+        raise ValueError(f"`{name}` must be dense, got {given.layout}; call to_dense() first.")
+    return given.detach()
 
 
 def check_width(queries: Vectors, items: Vectors) -> None:

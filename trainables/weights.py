@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ SUFFIXES = (".pth", ".pt", ".bin", ".tar", ".safetensors")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module")
 PREFIXES = ("module.", "model.", "backbone.", "encoder.")
 COUNTER = "num_batches_tracked"
+Adapt = Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]
+"""Gives weights of another shape the shape that the model has, where that makes sense."""
 HEADS = ("fc.", "head.", "classifier.", "last_linear.", "_fc.", "head_drop.")
 
 
@@ -44,6 +46,11 @@ class WeightReport:
     def complete(self) -> bool:
         """Whether every weight of the model came from the file."""
         return not self.missing and not self.mismatched
+
+    @property
+    def fills_backbone(self) -> bool:
+        """Whether every weight that features depend on came from the file."""
+        return all(name.startswith(HEADS) for name in (*self.missing, *self.mismatched))
 
     def __str__(self) -> str:
         parts = [f"{self.source}: {len(self.loaded)} weights loaded"]
@@ -84,11 +91,14 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def load_weights(model: nn.Module, path: Path) -> WeightReport:
+def load_weights(model: nn.Module, path: Path, adapt: Adapt | None = None) -> WeightReport:
     """Load what fits by name and shape, also below a common prefix, and say what did not.
 
     A file of the same model under other names (another library's) is taken in order when every
     weight agrees in kind and shape.
+
+    Args:
+        adapt: Is given the file's weights under the model's names before shapes are compared.
 
     Raises:
         ValueError: When the file cannot be read or fits less than half of the model.
@@ -98,6 +108,7 @@ def load_weights(model: nn.Module, path: Path) -> WeightReport:
     known = 2 * len(own.keys() & given) >= len(own)
     renamed = None if known else _in_order(given, own)
     given = renamed or given
+    given = adapt(model, given) if adapt else given
     fitting: dict[str, Tensor] = {}
     mismatched = {}
     for name in (n for n in given if n in own):

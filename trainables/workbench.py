@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainables.data import Dataset, load_dataset
 from trainables.data.augment import Augment
 from trainables.data.cache import Progress
 from trainables.data.fetch import fetched
-from trainables.features import compute_features
+from trainables.features import compute_features, weights_fingerprint
 from trainables.objects import is_object
 
 CROP = 224 / 256
@@ -46,6 +47,11 @@ class Bench:
     def trains_backbone(self) -> bool:
         """Whether trials hold a backbone of their own."""
         return self.dataset.train.kind == "images" and not self.backbone.get("frozen")
+
+    @cached_property
+    def weights(self) -> str:
+        """Fingerprint of the weights that trials start from; empty when each draws its own."""
+        return "" if self.prototype is None else weights_fingerprint(self.prototype)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -115,7 +121,7 @@ def open_bench(
     if is_object(backbone.get("pretrained") or ""):
         weights = fetched(backbone["pretrained"], cache_dir=cache_dir, progress=progress)
         backbone = {**backbone, "pretrained": str(weights)}
-    size = backbone.get("image_size") or _image_size(data)
+    size = backbone.get("image_size") or suitable_size(min(data.train.items.shape[1:3]))
     prototype = None
     if backbone.get("pretrained") or backbone.get("frozen"):
         with torch.random.fork_rng(devices=[]):
@@ -157,8 +163,9 @@ def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: BNF
     )
 
 
-def _image_size(data: Dataset) -> int:
-    """Small pictures whole; large ones cropped as the papers do (224 of 256)."""
-    height, width = data.train.items.shape[1:3]
-    side = int(min(height, width))
-    return side if side <= _SMALL else round(side * CROP)
+def suitable_size(stored: int) -> int:
+    """Side of the network's input for pictures of this shorter side.
+
+    Small pictures whole; large ones cropped as the papers do (224 of 256).
+    """
+    return int(stored if stored <= _SMALL else round(stored * CROP))

@@ -100,9 +100,11 @@ class Worker:
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
                 self._save(training, warnings.append)
         state = "finished" if training.is_done else "running"
+        bench = self._open_bench()
         seen = {
             "warning": "; ".join(warnings),
-            "fingerprint": self._open_bench().dataset.fingerprint,
+            "fingerprint": bench.dataset.fingerprint,
+            "weights": bench.weights,
             "device": training.device,
         }
         return {**training.last_result, "state": state, **seen}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 
 from study.cluster.places import TRACKING_VARIABLE
+from study.folders import CACHE_VARIABLE, cache_dir
 
 PACKAGES = ("torch", "torchvision", "ray", "optuna", "mlflow", "timm", "faiss-cpu", "pandas")
 _MODULES = {"faiss-cpu": "faiss"}
@@ -20,7 +22,7 @@ _LOW_DISK = 2 * 2**30
 
 @click.command(help="Check that this machine can run studies, and say what to mend.")
 def command() -> int:
-    """Versions, imports, CPUs and GPUs, disk space; exit code 1 when something is wrong."""
+    """Versions, imports, CPUs and GPUs, disk space, cache; exit code 1 when something is wrong."""
     wrong: list[str] = []
     click.echo(f"python      {platform.python_version()} on {platform.platform()}")
     for package in PACKAGES:
@@ -29,6 +31,7 @@ def command() -> int:
     click.echo(f"GPUs        {_gpus()}")
     free = shutil.disk_usage(Path.cwd()).free
     click.echo(f"free disk   {free / 2**30:.1f} GiB here")
+    click.echo(f"cache       {_cache(cache_dir())}")
     if free < _LOW_DISK:
         wrong.append("less than 2 GiB of disk are free here")
     if uri := os.environ.get(TRACKING_VARIABLE):
@@ -56,6 +59,17 @@ def _state(package: str, wrong: list[str]) -> str:
         wrong.append(f"{package} {number} does not import: {error}")
         return f"{number} (does not import)"
     return number
+
+
+def _cache(place: Path) -> str:
+    """Where decoded data are, and how much of the disk they take."""
+    entries, size = 0, 0
+    for folder, folders, files in os.walk(place):
+        entries += len(folders) if Path(folder) == place else 0
+        for name in files:
+            with contextlib.suppress(OSError):  # a running study may just have removed it
+                size += (Path(folder) / name).stat().st_blocks * 512
+    return f"{size / 2**20:,.0f} MiB in {entries:,} entries at {place} ({CACHE_VARIABLE})"
 
 
 def _tracking(uri: str, wrong: list[str]) -> str:

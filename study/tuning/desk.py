@@ -53,6 +53,7 @@ class Desk:
         warn: Is told, in one line, what a person should know though trials go on.
         forget: Is told whose checkpoint may go wherever else it is.
         fingerprint: Of the study's data as they are here; empty if it does not matter.
+        weights: Likewise of the weights that trials start from.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Desk:
         warn: Callable[[str], None] = lambda text: None,
         forget: Callable[[str], None] = lambda trial: None,
         fingerprint: str = "",
+        weights: str = "",
     ) -> None:
         self._plan, self.ledger, self._listener = plan, ledger, listener
         self._cache_dir, self._checkpoint_dir, self._slots = cache_dir, checkpoint_dir, slots
@@ -79,7 +81,8 @@ class Desk:
         self._losses: dict[str, int] = {}
         self._brake = Brake()
         self._warn, self._warned, self._forget = warn, set[str](), forget
-        self._fingerprint, self._other_data = fingerprint, set[str]()
+        self._fingerprints = {"fingerprint": fingerprint, "weights": weights}
+        self._differs: set[tuple[str, str]] = set()
         self._without_gpu = set[str]()
         # One trial waits for a slot, unless a limit says how many may run: Tune would start it.
         self._ahead = 1 if plan.file.resources.max_concurrent is None else 0
@@ -140,7 +143,7 @@ class Desk:
             self._end(job, _failure(state, done, seconds, result))
             return True
         self._pass_on(trial, str(result.get("warning", "")))
-        self._compare_data(str(result.get("host", "")), str(result.get("fingerprint", "")))
+        self._compare_data(result)
         self._look_for_gpu(str(result.get("host", "")), str(result.get("device", "")))
         score, spread = float(result["score"]), float(result.get("score_std", math.nan))
         if not math.isfinite(score):  # no sampler can be told that
@@ -215,15 +218,17 @@ class Desk:
             self._warned.add(trial)
             self._warn(f"{trial}: {warning}")
 
-    def _compare_data(self, host: str, fingerprint: str) -> None:
-        """Say once of each host that it has other data: an incomplete copy, perhaps."""
-        known = self._fingerprint
-        if known and fingerprint not in ("", known) and host not in self._other_data:
-            self._other_data.add(host)
-            self._warn(
-                f"the data on {host} are not those of the study (fingerprint {fingerprint}, here "
-                f"{known}): scores from there cannot be compared with others; copy the data again"
-            )
+    def _compare_data(self, result: Mapping[str, Any]) -> None:
+        """Say once of each host that it has other data or weights: an old copy, perhaps."""
+        host = str(result.get("host", ""))
+        for key, what in (("fingerprint", "data"), ("weights", "backbone's weights")):
+            here, there = self._fingerprints[key], str(result.get(key, ""))
+            if here and there not in ("", here) and (host, key) not in self._differs:
+                self._differs.add((host, key))
+                self._warn(
+                    f"the {what} on {host} are not those of the study (fingerprint {there}, here "
+                    f"{here}): scores from there cannot be compared with others; copy them again"
+                )
 
     def _look_for_gpu(self, host: str, device: str) -> None:
         """Say once of each host that trials were given a GPU there and compute without it."""

@@ -110,7 +110,7 @@ def run(
         say("opening data")
         bench = open_data(plan, cache_dir=cache_dir(), progress=building)
         data = describe_data(plan, bench)
-        known = DataRecord(home.directory, data["fingerprint"])
+        known = DataRecord(home.directory, bench.dataset.fingerprint, bench.weights)
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
         with _tracker(home, plan) as tracker:
@@ -120,7 +120,7 @@ def run(
             untrained.want(_splits(ledger.waiting, search), say)
             files = _node_files(home, plan)
             listener = TrackingListener(tracker, plan, tags)
-            desk = _open_desk(home, plan, ledger, listener, warned, files, data["fingerprint"])
+            desk = _open_desk(home, plan, ledger, listener, warned, files, bench)
             vectors: Mapping[str, Any] = {}
             if not ledger.is_finished():
                 resources = plan.file.resources
@@ -230,7 +230,7 @@ def _open_desk(
     listener: Listener,
     warned: Warned,
     files: NodeFiles,
-    fingerprint: str,
+    bench: Bench,
 ) -> Desk:
     return Desk(
         plan,
@@ -243,7 +243,8 @@ def _open_desk(
         warn=warned,
         forget=files.forget,
         slots=slots(plan.file.resources),
-        fingerprint=fingerprint,
+        fingerprint=bench.dataset.fingerprint,
+        weights=bench.weights,
     )
 
 

@@ -19,6 +19,7 @@ from study.tuning.desk import MAX_LOSSES, Desk
 from study.tuning.warned import Warned
 from tests.study.driven import write_features
 from tests.study.tuning_simulation import make_plan, open_ledger
+from trainables.backbone import build_backbone
 from trainables.checkpoints import checkpoint_path, save_checkpoint
 from trainables.settings import TrialSpec
 from trainables.worker import Worker
@@ -218,6 +219,36 @@ def test_a_host_whose_gpus_torch_does_not_see_is_named_once(
         desk.result(spec["trial"], {**worker.step(), "host": host})
     hosts = [text.partition(": trials have a GPU there, but torch sees none")[0] for text in said]
     assert hosts == (["gpu1", "gpu2"] if gpus else [])
+
+
+def test_a_host_with_other_weights_is_named_once(tmp_path: Path) -> None:
+    """As when the weights file was replaced on one node only."""
+    torch.manual_seed(0)
+    state = build_backbone("conv4", in_channels=1, image_size=28).model.state_dict()
+    torch.save(state, tmp_path / "w.pth")
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "glyphs", "classes": 80, "samples": 4},
+        backbone={"pretrained": str(tmp_path / "w.pth")},
+        training={"epochs": 2, "batch_size": 16, "embedding_dim": 8},
+        search={"trials": 1, "repeats": 1, "stop_early": False},
+    )
+    bench = open_data(plan, cache_dir=tmp_path)
+    here = {"fingerprint": bench.dataset.fingerprint, "weights": bench.weights}
+    said: list[str] = []
+    for expected in (0, 1):
+        directory = tmp_path / str(expected)
+        directory.mkdir()
+        desk = open_desk(plan, directory, Listener(), warn=said.append, **here)
+        spec = desk.start()
+        assert spec is not None
+        worker = Worker()
+        worker.start(TrialSpec.from_dict({**spec, "checkpoint_dir": ""}))
+        for _ in range(2):
+            desk.result(spec["trial"], {**worker.step(), "host": "gpu2"})
+        assert len(said) == expected, "once, not every epoch"
+        torch.save({k: v + 1 for k, v in state.items()}, tmp_path / "w.pth")
+    assert "the backbone's weights on gpu2 are not those of the study" in said[0]
 
 
 def test_a_trial_that_kills_its_process_in_every_second_epoch_fails_in_the_end(

@@ -284,6 +284,10 @@ def test_recall_beyond_the_gallery_and_tensors() -> None:
         ({"embeddings": [["a", "b"]], "labels": [0]}, "must be real numbers, got <U1"),
         ({"embeddings": np.ones((3, 2), complex), "labels": [0, 0, 0]}, "must be real numbers"),
         ({"embeddings": torch.ones(3, 2) > 0, "labels": [0, 0, 0]}, "must be real numbers"),
+        ({"embeddings": torch.eye(2).to_sparse(), "labels": [0, 0]}, "must be dense, got .*sparse"),
+        ({"embeddings": np.eye(2), "labels": torch.ones(2).to_sparse()}, "must be dense"),
+        ({"embeddings": np.full((2, 4), 1e200), "labels": [0, 0]}, "must be shorter than"),
+        ({"embeddings": np.eye(2), "labels": [0, 0], "ks": (True, 2)}, "distinct whole numbers"),
         (
             {
                 "embeddings": np.ones((3, 2)),

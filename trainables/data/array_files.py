@@ -92,6 +92,11 @@ def payload_of(arrays: Arrays, file: Path) -> tuple[str, int]:
             f"arrays: images must be uint8 (N, H, W) or (N, H, W, C), got {items.dtype} "
             f"{items.shape}."
         )
+    if name == "images" and items.ndim == 4 and items.shape[3] > 4 and items.shape[1] in (1, 3, 4):
+        raise ValueError(
+            f"arrays: images must be (N, H, W, C), but {items.shape} looks like (N, C, H, W): "
+            "channels must come last; store images.transpose(0, 2, 3, 1)."
+        )
     if name == "features" and (items.ndim != 2 or items.dtype.kind not in "fiu"):
         raise ValueError(
             f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}."
@@ -153,6 +158,13 @@ def sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:
     if array.shape != (length,):
         raise ValueError(f"arrays: `{name}` must have {length:,} values, got shape {array.shape}.")
     return array
+
+
+def texts(array: NDArray[Any]) -> NDArray[np.str_]:
+    """Values as text; bytes are taken as UTF-8."""
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8", "replace")
+    return array.astype(str)
 
 
 def halves(arrays: Arrays, name: str, length: int) -> NDArray[np.bool_]:

@@ -28,11 +28,19 @@ from trainables.data.array_files import (
     load_arrays,
     payload_of,
     sized,
+    texts,
 )
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
 from trainables.data.dataset import Dataset, Part
 from trainables.data.duplicates import DIGESTS, SPEC, digests, leave_out_copies
-from trainables.data.listing import Listing, check_halves, check_reading, decoded_rows, halve
+from trainables.data.listing import (
+    Listing,
+    check_halves,
+    check_reading,
+    decoded_rows,
+    fingerprint_of,
+    halve,
+)
 from trainables.data.notes import PictureNotes
 
 VERSION = 2
@@ -89,9 +97,7 @@ def read_arrays(
         train=train,
         test=test,
         class_names=tuple(listing.class_names),
-        fingerprint=hash_of(
-            np.frombuffer(rows.fingerprint.encode(), np.uint8), listing.labels[kept]
-        ),
+        fingerprint=fingerprint_of(rows, listing, kept),
         notes=(*notes.of_rows(), *notes.of_queries(queries)),
         lists=tuple(notes.lists),
     )
@@ -113,7 +119,7 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
         in_test = 2 * ids >= n_classes
     titles = [str(v) for v in values]
     if "class_names" in arrays:
-        titles = [str(name) for name in sized(arrays, "class_names", n_classes)]
+        titles = texts(sized(arrays, "class_names", n_classes)).tolist()
     is_query = None
     if query:
         key, _, value = query.partition("=")
@@ -122,7 +128,7 @@ def _listing(arrays: Arrays, n_items: int, file: Path, query: str, min_images: i
                 f"arrays: query must be KEY=VALUE with a KEY of {file.name} "
                 f"({', '.join(arrays)}), got {query!r}."
             )
-        is_query = sized(arrays, key, n_items).astype(str) == value.strip()
+        is_query = texts(sized(arrays, key, n_items)) == value.strip()
         if not is_query.any() or is_query.all():
             raise ValueError(
                 f"arrays: query {query!r} makes {is_query.sum():,} of {n_items:,} items."

@@ -7,8 +7,9 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ class Build:
 
     def run(self, fill: Fill, *, workers: int, progress: Progress | None, label: str) -> None:
         """Compute the chunks that no earlier process finished."""
+        with _naming(self.directory.parent):
+            self._run(fill, workers=workers, progress=progress, label=label)
+
+    def _run(self, fill: Fill, *, workers: int, progress: Progress | None, label: str) -> None:
         files = self._prepare()
         starts = [s for s in range(0, self.n_rows, self.chunk_rows) if s not in self.done]
         rows_done = sum(min(self.chunk_rows, self.n_rows - s) for s in self.done)
@@ -70,6 +75,10 @@ class Build:
 
     def publish(self, final: Path, leave_out: LeaveOut | None) -> None:
         """Leave out rows, write entry.json and give the directory its final name."""
+        with _naming(self.directory.parent):
+            self._publish(final, leave_out)
+
+    def _publish(self, final: Path, leave_out: LeaveOut | None) -> None:
         records = [self.done[start] for start in sorted(self.done)]
         bad, remarks = ({k: v for r in records for k, v in r[key].items()} for key in CHUNK_TEXTS)
         kept = kept_rows(self.n_rows, [int(row) for row in bad])
@@ -77,6 +86,8 @@ class Build:
         checksums = {name: [r["crc"][name] for r in records] for name in self.specs}
         if bad or unwanted:
             kept = np.setdiff1d(kept, np.array([*unwanted], dtype=np.int64))
+            largest = max(spec.row_bytes for spec in self.specs.values())
+            self._require_space(largest * len(kept))  # one array at a time is there twice
             checksums = {name: self._compact(name, kept) for name in self.specs}
         left_out = {str(row): why for row, why in unwanted.items()}
         texts = {"bad": bad, "left_out": left_out, "remarks": remarks}
@@ -98,7 +109,7 @@ class Build:
         if fresh:
             shutil.rmtree(self.directory, ignore_errors=True)
             self.directory.mkdir(parents=True)
-            self._require_space()
+            self._require_space(sum(s.row_bytes for s in self.specs.values()) * self.n_rows)
             for name, spec in self.specs.items():
                 _create(self.directory / f"{name}.npy", spec, self.n_rows)
         files = {}
@@ -175,14 +186,24 @@ class Build:
         target.replace(path)
         return checksums
 
-    def _require_space(self) -> None:
-        need = sum(spec.row_bytes for spec in self.specs.values()) * self.n_rows
+    def _require_space(self, need: int) -> None:
         free = shutil.disk_usage(self.directory).free
         if need > free:
             raise ValueError(
                 f"the cache needs {need / 2**30:.1f} GiB in {self.directory.parent}, "
                 f"where {free / 2**30:.1f} GiB are free; name another cache directory."
             )
+
+
+@contextmanager
+def _naming(directory: Path) -> Iterator[None]:
+    """A full or failing disk is an error of this directory, unless it names a file itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(directory)) from error
 
 
 def _create(path: Path, spec: RowSpec, n_rows: int) -> None:

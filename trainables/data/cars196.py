@@ -96,8 +96,13 @@ def _from_mat(root: Path) -> Found | None:
             ]
         meta = _find(root, "cars_meta.mat")
         titles = _titles(_mat(meta), meta) if meta else []
-    top = max(label for _, label in rows)
-    titles += [str(i + 1) for i in range(len(titles), top)]
+    for name, label in rows:
+        if not 1 <= label <= len(NAMES):
+            raise ValueError(
+                f"cars196: every picture has a class from 1 to {len(NAMES)}, got {label} for "
+                f"{name}; pictures of other classes are data set 'folder'."
+            )
+    titles += [str(i + 1) for i in range(len(titles), len(NAMES))]
     rows.sort(key=lambda row: (row[1], row[0]))
     return [name for name, _ in rows], [label - 1 for _, label in rows], titles
 

@@ -52,7 +52,7 @@ class Dataset:
         train: Items of the training classes; validation folds are cut from these.
         test: Items of the test classes; only `study confirm` reads them.
         class_names: Name of class id i.
-        fingerprint: Changes when the files or the reading settings change.
+        fingerprint: Changes when the files, the reading settings or the split change.
         notes: What the reader wants users to know (skipped images, counts that differ).
         lists: Files that name all images which a note names only some of.
     """

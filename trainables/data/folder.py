@@ -107,10 +107,17 @@ def pictures_below(folder: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files with a picture's ending at any depth, and all others, sorted; hidden ones left out."""
-    files = sorted(p for p in folder.rglob("*") if not p.name.startswith(".") and p.is_file())
+    """Files with a picture's ending at any depth, and all others, sorted.
+
+    Hidden files and whatever is in hidden folders (thumbnails, caches) are left out.
+    """
+    files = sorted(p for p in folder.rglob("*") if not _is_hidden(p, folder) and p.is_file())
     pictures = [p for p in files if p.suffix.lower() in ENDINGS]
     return pictures, [p for p in files if p.suffix.lower() not in ENDINGS]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _unread(names: list[str]) -> list[str]:

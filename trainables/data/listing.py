@@ -104,7 +104,7 @@ def read_listing(
         train=train,
         test=test,
         class_names=tuple(map(printable, listing.class_names)),
-        fingerprint=_digest([rows.fingerprint, listing.labels[kept].tolist(), size, fit])[:16],
+        fingerprint=fingerprint_of(rows, listing, kept, size, fit),
         notes=tuple(said),
         lists=tuple(notes.lists),
     )
@@ -159,10 +159,14 @@ def decoded_rows(
         images = np.zeros((stop - start, size, size, 3), dtype=np.uint8)
         bad, remarks = {}, {}
         for row in range(start, stop):
+            picture = source(row)
             try:
-                images[row - start], remark = decode(source(row), size=size, fit=how)
+                images[row - start], remark = decode(picture, size=size, fit=how)
             except BadPictureError as error:
                 bad[row] = str(error)
+            except OSError as error:  # of the disk and not of the picture: not kept against it
+                place = str(picture) if isinstance(picture, Path) else names[row]
+                raise OSError(error.errno, error.strerror, printable(place)) from error
             else:
                 if remark:
                     remarks[row] = remark
@@ -192,6 +196,16 @@ def halve(
     train = Part(items[:cut], labels[:cut])
     test = Part(items[cut:], labels[cut:], None if queries is None else queries[cut:])
     return train, test
+
+
+def fingerprint_of(
+    rows: CachedRows, listing: Listing, kept: NDArray[np.int64], *settings: object
+) -> str:
+    """Of contents, classes, halves and queries: where they are equal, scores can be compared."""
+    in_test, is_query = _sides(listing, kept)
+    asks = None if is_query is None else is_query.tolist()
+    classes = listing.labels[kept].tolist()
+    return _digest([rows.fingerprint, classes, in_test.tolist(), asks, *settings])[:16]
 
 
 def check_halves(listing: Listing, kept: NDArray[np.int64] | slice = slice(None)) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trainables.data.augment import PRESETS, Augment, crop_boxes
+from trainables.workbench import suitable_size
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
 
@@ -36,6 +37,17 @@ def test_evaluation_of_256_px_is_the_centre_224() -> None:
     centre = Augment("none", size=224, mean=MEAN, std=STD).evaluate(images)
     assert torch.equal(centre, whole[:, :, 16:240, 16:240])
     assert Augment("none", size=32, mean=MEAN, std=STD).evaluate(images).shape == (2, 3, 32, 32)
+
+
+@pytest.mark.parametrize("stored", [97, 100, 108, 227, 256, 500])
+def test_evaluation_never_resamples_at_the_size_that_suits_the_stored(stored: int) -> None:
+    """Rounded to the network's side and back, a side may be a pixel off: it is cut, not scaled."""
+    images = batch(1, stored)
+    size = suitable_size(stored)
+    seen = Augment("none", size=size, mean=MEAN, std=STD).evaluate(images)
+    whole = Augment("none", size=stored, mean=MEAN, std=STD).evaluate(images)
+    at = [round((stored - size) / 2), (stored - size) // 2]
+    assert any(torch.equal(seen, whole[:, :, i : i + size, i : i + size]) for i in at)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -166,6 +166,19 @@ def test_cars196_refuses_folders_of_other_things(tmp_path: Path, paint: Paint) -
         load_dataset("cars196", cache_dir=tmp_path / "c", path=str(tmp_path))
 
 
+@pytest.mark.parametrize("number", [0, -3, 197, 500])
+def test_cars196_refuses_class_numbers_that_do_not_exist(
+    tmp_path: Path, paint: Paint, number: int
+) -> None:
+    rows = [(f"car_ims/{label}.jpg", label) for label in (1, 2, 99, 100, number)]
+    for name, label in rows:
+        paint(tmp_path / name, abs(label))
+    content = {"annotations": annotated(rows, "relative_im_path"), "class_names": CAR_CLASSES}
+    savemat(tmp_path / "cars_annos.mat", content)
+    with pytest.raises(ValueError, match=f"class from 1 to 196, got {number} for car_ims/"):
+        load_dataset("cars196", cache_dir=tmp_path / "c", path=str(tmp_path), size=16)
+
+
 def test_the_official_car_classes() -> None:
     assert len(set(cars196_names.NAMES)) == 196
     # Makes are in order: only therefore do sorted folders give the papers' halves.
@@ -266,6 +279,21 @@ def test_folder_with_train_and_test(tmp_path: Path, paint: Paint) -> None:
     paint(root / "test" / "c5" / "x.png", 5)
     with pytest.raises(ValueError, match="must share no class, but both have 'c5'"):
         load_dataset("folder", cache_dir=tmp_path / "c", path=str(root), size=16)
+
+
+def test_hidden_folders_are_not_read_at_any_depth(class_folders: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"path": str(class_folders), "size": 16}
+    before = load_dataset("folder", cache_dir=tmp_path / "c", **options)
+    for label in range(8):
+        picture = class_folders / f"class{label}" / "0.jpg"
+        for hidden in (".thumbs", "more/.cache/deep"):
+            copy = picture.parent / hidden / "t.jpg"
+            copy.parent.mkdir(parents=True)
+            copy.write_bytes(picture.read_bytes())
+        (picture.parent / ".thumbs" / "list.txt").write_text("")
+    after = load_dataset("folder", cache_dir=tmp_path / "c", **options)
+    assert (len(after.train), len(after.test)) == (len(before.train), len(before.test))
+    assert after.notes == before.notes
 
 
 def test_folder_says_what_it_does_not_read(class_folders: Path, tmp_path: Path) -> None:
@@ -427,6 +455,19 @@ def test_arrays_of_features_with_scale_split_and_queries(tmp_path: Path) -> None
     assert dataset.class_names == ("a", "b", "c", "d")
 
 
+def test_arrays_of_names_in_bytes(tmp_path: Path) -> None:
+    names = [text.encode() for text in ("a", "grün", "c", "d")]
+    angles = np.tile([b"front", "Rücken".encode()], 4)
+    features = np.random.default_rng(0).normal(size=(8, 2))
+    labels = np.repeat(np.arange(4), 2)
+    path = tmp_path / "a.npz"
+    np.savez(path, labels=labels, features=features, class_names=names, angle=angles)
+    dataset = load_dataset("arrays", cache_dir=tmp_path, path=str(path), query="angle=Rücken")
+    assert dataset.class_names == ("a", "grün", "c", "d")
+    assert dataset.test.is_query is not None
+    assert dataset.test.is_query.tolist() == [False, True, False, True]
+
+
 def test_arrays_of_encoded_pictures(tmp_path: Path) -> None:
     blobs, labels = [], []
     for label in range(4):
@@ -464,6 +505,8 @@ GOOD: dict[str, Any] = {
         ({"labels": np.zeros(8)}, {}, "labels must be 8 integers, got float64"),
         ({"labels": np.array([0, 0, 0, 1, 2, 2, 3, 3])}, {}, "at least 2 items, but class 1 has 1"),
         ({"images": np.zeros((8, 4, 4), np.float32)}, {}, "images must be uint8"),
+        ({"images": np.zeros((8, 3, 9, 9), np.uint8)}, {}, r"store images.transpose\(0, 2, 3, 1\)"),
+        ({"images": np.zeros((8, 1, 6, 5), np.uint8)}, {}, "channels must come last"),
         ({"images": None}, {}, "must hold one of images, features"),
         ({"features": np.zeros((8, 2))}, {}, "must hold one of"),
         ({"class_split": np.zeros(3)}, {}, "`class_split` must have 4 values"),
