@@ -123,6 +123,8 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
     "epochs searched": (changed(training={"epochs": [2, 6]}), "epochs cannot be searched"),
     "negative rate": (changed(training={"head_lr": [-1, 0.1]}), "`head_lr >= 0`"),
     "rate that is no number": (changed(training={"head_lr": float("nan")}), "must be finite"),
+    "bad port": (changed(tracking={"uri": "postgresql://ada:pw@db:abc/x"}), "host and port"),
+    "bad host": (changed(tracking={"uri": "https://[::1"}), "host and port"),
     "nested": ("a: " + 3000 * "[" + 3000 * "]", "nested too deeply"),
 }
 
@@ -502,6 +504,21 @@ def test_a_store_that_cannot_be_opened_is_said_before_anything_runs(
     down = study("check", write(changed(tracking={"uri": "http://127.0.0.1:9"})))
     assert down.code == 0
     assert "warning: the tracking store http://127.0.0.1:9 does not answer" in down.err
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("foo", "ftp://x", "databricks", "sqlite:///", "sqlite://", "https://[::1"),
+        "postgresql://ada:s3cret@127.0.0.1:abc/x",
+    ],
+)
+def test_a_mistyped_store_of_a_report_is_one_line(uri: str, study: Any) -> None:
+    done = study("report", "x", "--tracking-uri", uri)
+    assert done.code == 2
+    assert "tracking store" in done.err
+    assert (done.err.count("\n"), "s3cret" in done.err) == (1, False)
+    assert len(done.err) < 200
 
 
 @pytest.fixture
