@@ -20,7 +20,10 @@ SECONDS = 10
 """How long a store may take to answer."""
 
 _WRONG = {"UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "ENDPOINT_NOT_FOUND"}
-_MISTAKES = ("authentication failed", "no password supplied", "does not exist", "sslerror")
+_MISTAKES = (
+    *("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"),
+    *("sslerror", "server does not support ssl", "certificate verify failed"),
+)
 """Words by which a refusal that waiting does not mend is told from a store that is down."""
 
 
