@@ -132,7 +132,7 @@ def test_a_database_without_encryption_is_refused_where_it_is_asked_for() -> Non
         thread = threading.Thread(target=answer)
         thread.start()
         address = f"127.0.0.1:{database.getsockname()[1]}"
-        with pytest.raises(StudyError, match="refuses: .*SSL"):
+        with pytest.raises(StudyError, match=r"refuses: .*SSL"):
             check_store(f"postgresql://ada:s3cret@{address}/x?sslmode=require")
         thread.join()
 
