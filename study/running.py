@@ -104,6 +104,10 @@ def _execute(
     if summary.warnings:
         path = home.directory / "warnings.txt"
         print(f"{summary.warnings} warning(s); see {path}", file=sys.stderr)
+    if summary.trouble:
+        mend = f"mend it, then go on with: study resume {home.name}"
+        print(f"study: {summary.trouble}; {mend}", file=sys.stderr)
+        return 1
     if not summary.finished:
         print(GO_ON.format(home.name))
         return 130

@@ -7,6 +7,7 @@ old one or the new one, never half of one. Nothing of Tune's own state is needed
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import tempfile
@@ -100,10 +101,22 @@ def checkpoint_file(place: Place, trial: str) -> Iterator[Path | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint's content; the file may be removed or replaced as soon as this returns."""
+    """A checkpoint's content; the file may be removed or replaced as soon as this returns.
+
+    Raises:
+        OSError: The disk does not answer. Whatever else is raised: the file is damaged.
+    """
     # Mapped, not read: each rank touches only the rows it keeps, and ranks of a node share them.
     mapped = zipfile.is_zipfile(path)
-    payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError as error:
+        if mapped or error.errno != errno.EINVAL:
+            raise
+        # Looking for the end of an archive that was cut, torch seeks to before its beginning.
+        raise ValueError(f"{path.name} was cut short.") from error
+    if not isinstance(payload, dict):
+        raise ValueError(f"a checkpoint is a mapping, but {path.name} holds {type(payload)}.")
     return payload
 
 

@@ -8,6 +8,7 @@ newest is sent to those that lack it, a piece at a time into a file, so that no 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,19 @@ from trainables.world import World
 PIECE_BYTES = 16 * 2**20
 
 
-def newest_checkpoint(spec: TrialSpec, world: World) -> dict[str, Any] | None:
+def newest_checkpoint(
+    spec: TrialSpec, world: World, warn: Callable[[str], None] = lambda text: None
+) -> dict[str, Any] | None:
     """The newest checkpoint of the trial that any of its ranks sees, on all of them.
 
     Collective: every rank calls it. One of another training under the same name, left on a node by
-    a study that was deleted since, counts as none.
+    a study that was deleted since, counts as none; so does a damaged one, which `warn` is told of.
+
+    Raises:
+        OSError: Whether there is one cannot be told: S3 or the disk does not answer.
     """
     with checkpoint_file(spec.checkpoint_dir, spec.trial) as path:
-        payload = None if path is None else read_checkpoint(path)
+        payload = None if path is None else _readable(path, warn)
         if payload is not None and payload.get("training") != spec.training_key():
             payload = None
         epoch = -1 if payload is None else int(payload["epoch"])
@@ -41,6 +47,18 @@ def newest_checkpoint(spec: TrialSpec, world: World) -> dict[str, Any] | None:
             copy = Path(folder, "checkpoint.pt")
             _send(world, path if world.rank == source else None, copy, keep=epoch < newest)
             return payload if epoch == newest else read_checkpoint(copy)
+
+
+def _readable(path: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    """A checkpoint's content; None when it is damaged, in whatever way torch finds that out."""
+    try:
+        return read_checkpoint(path)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        warn(f"its checkpoint is damaged ({type(error).__name__}: {reason[:200]})")
+        return None
 
 
 def _of_all(world: World, number: int) -> list[int]:

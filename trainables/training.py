@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,15 +104,18 @@ class Training:
         if self._world.rank == 0:
             save_checkpoint(self._spec.checkpoint_dir, self._spec.trial, payload)
 
-    def restore(self) -> bool:
+    def restore(self, warn: Callable[[str], None] = lambda text: None) -> bool:
         """Continue from the checkpoint, if there is one; `last_result` is then its report.
 
         Ranks on nodes that share no storage may see different ones, or none: the newest is sent to
-        the others.
+        the others. A damaged one counts as none, and `warn` is told.
+
+        Raises:
+            OSError: The place of the checkpoint does not answer.
         """
         if not self._spec.checkpoint_dir:
             return False
-        payload = newest_checkpoint(self._spec, self._world)
+        payload = newest_checkpoint(self._spec, self._world, warn)
         if payload is None:
             return False
         for replica, state in zip(self.replicas, payload["replicas"], strict=True):

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ from trainables.workbench import Bench, open_bench
 from trainables.world import World, WorldError
 
 _log = logging.getLogger(__name__)
+
+
+class _NoAnswerError(Exception):
+    """Nobody knows whether the trial has a checkpoint: starting anew might throw away epochs."""
 
 
 class Worker:
@@ -48,8 +52,9 @@ class Worker:
     def step(self) -> dict[str, Any]:
         """One epoch of all folds and seeds.
 
-        `state` says how it went: running, finished, diverged, failed, or lost: another rank is
-        gone and this trial cannot go on in this group of ranks.
+        `state` says how it went: running, finished, diverged, failed, or lost: the trial is as
+        good as before, but cannot go on here and now. Another rank is gone, or the place of its
+        checkpoint does not answer.
         """
         epoch = self._training.epoch if self._training else 0
         result: dict[str, Any] = {"epoch": epoch, "host": socket.gethostname(), "error": ""}
@@ -59,6 +64,8 @@ class Worker:
             result |= {"state": "diverged", "error": str(error)}
         except WorldError as error:
             result |= {"state": "lost", "error": last_line(error)}
+        except _NoAnswerError as error:
+            result |= {"state": "lost", "error": str(error)}
         except Exception as error:
             self.is_broken = _breaks_device(error)
             result |= {
@@ -80,32 +87,40 @@ class Worker:
         """
         assert self._spec is not None
         training = self._training
-        again = False
+        again, warnings = False, list[str]()
         if training is None:
             limit_gpu_memory(self._spec.resources)
             self._training = training = Training(self._spec, self._open_bench(), self._world)
-            again = training.restore()
-        warning = ""
+            again = self._restore(training, warnings.append)
         if not again:
             training.run_epoch()
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-                warning = self._save(training)
+                self._save(training, warnings.append)
         state = "finished" if training.is_done else "running"
-        seen = {"warning": warning, "fingerprint": self._open_bench().dataset.fingerprint}
+        seen = {
+            "warning": "; ".join(warnings),
+            "fingerprint": self._open_bench().dataset.fingerprint,
+        }
         return {**training.last_result, "state": state, **seen}
 
-    def _save(self, training: Training) -> str:
-        """Write the checkpoint; what went wrong, if anything did.
+    def _restore(self, training: Training, warn: Callable[[str], None]) -> bool:
+        """Go on from the checkpoint, if there is one."""
+        try:
+            return training.restore(lambda text: warn(f"{text}: it does not go on from there"))
+        except OSError as error:
+            raise _NoAnswerError(last_line(error)) from error
+
+    def _save(self, training: Training, warn: Callable[[str], None]) -> None:
+        """Write the checkpoint; `warn` is told what went wrong, if anything did.
 
         Without one a trial is only slower to continue: a full disk is no reason to lose it.
         """
         try:
             training.save()
         except OSError as error:
-            warning = f"checkpoint of epoch {training.epoch} not written: {last_line(error)}"
-            _log.warning("%s: %s", self._spec.trial if self._spec else "", warning)
-            return warning
-        return ""
+            text = f"checkpoint of epoch {training.epoch} not written: {last_line(error)}"
+            _log.warning("%s: %s", self._spec.trial if self._spec else "", text)
+            warn(f"{text}; it goes on, but would start again from an older one")
 
     def _open_bench(self) -> Bench:
         assert self._spec is not None

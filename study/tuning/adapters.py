@@ -57,8 +57,8 @@ class DeskSearcher(Searcher):  # type: ignore[misc]
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's configuration; None: ask again later."""
-        if self._desk.ledger.is_finished():
+        """The next trial's configuration; None: ask again later. Trials that run may end."""
+        if self._desk.ledger.is_finished() or self._desk.trouble:
             return str(Searcher.FINISHED)
         spec = self._desk.start()
         if spec is None:

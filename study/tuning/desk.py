@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from study.plan import Plan
 from study.requests import confirm_seed
 from study.table import State
 from study.tracking.redaction import redact
+from study.tuning.brake import Brake
 from study.tuning.ledger import Ledger
 from trainables.checkpoints import has_checkpoints, remove_checkpoint, remove_leftovers
 
@@ -76,6 +77,7 @@ class Desk:
         self._seconds: dict[str, float] = {}
         self._kept: dict[str, set[str]] = {}
         self._losses: dict[str, int] = {}
+        self._brake = Brake()
         self._warn, self._warned, self._forget = warn, set[str](), forget
         self._fingerprint, self._other_data = fingerprint, set[str]()
         # One trial waits for a slot, unless a limit says how many may run: Tune would start it.
@@ -84,10 +86,13 @@ class Desk:
 
     def start(self) -> dict[str, Any] | None:
         """The next trial's spec as plain values; None when there is nothing to start now."""
-        while len(self.ledger.running) < self._slots() + self._ahead:
+        while len(self.ledger.running) < self._slots() + self._ahead and not self._brake.is_on:
             job = self.ledger.next_job()
             if job is None:
-                return None
+                if self.ledger.running or not (own := self._brake.release()):
+                    return None
+                self._end_all(own)  # nothing is left to start that could tell more about them
+                continue
             self._nodes_lost_before[job.trial] = self._nodes_lost()
             self._listener.started(job)
             try:
@@ -97,8 +102,14 @@ class Desk:
             except ValueError as error:  # one impossible point must not end the study
                 self._end(job, Outcome("failed", 0, math.nan, error=str(error)))
                 continue
+            self._brake.started(job.trial)
             return spec.to_dict()
         return None
+
+    @property
+    def trouble(self) -> str:
+        """Why no trial will be started any more though the plan is not done; empty if none."""
+        return self._brake.reason
 
     def progress(self) -> list[Progress]:
         """How far each loss is; the trial that was asked for ahead does not run yet."""
@@ -115,9 +126,16 @@ class Desk:
             return True
         state, epoch = result["state"], int(result["epoch"])
         seconds = self._seconds[trial] = float(result.get("seconds", self._seconds.get(trial, 0.0)))
-        if state in ("diverged", "failed"):
+        if state == "lost":
+            self.lost(trial, str(result.get("error", "")))
+            return True
+        done = max(epoch, self.ledger.epochs_done(trial))
+        if state == "failed":
             self._keep_traceback(trial, str(result.get("traceback", "")))
-            done = max(epoch, self.ledger.epochs_done(trial))
+            self._fail(job, _failure(state, done, seconds, result))
+            return True
+        self._end_all(self._brake.works(trial))
+        if state == "diverged":
             self._end(job, _failure(state, done, seconds, result))
             return True
         self._pass_on(trial, str(result.get("warning", "")))
@@ -148,36 +166,52 @@ class Desk:
             return True
         return False
 
-    def lost(self, trial: str) -> None:
-        """A trial's process died; the trial goes on in another from its last checkpoint.
+    def lost(self, trial: str, reason: str = "") -> None:
+        """A trial's process died, or it cannot reach its checkpoint; it goes on in another process.
 
-        A lost node is a pause, however often it happens (spot machines). Only a trial that kills
-        its process again and again without ever finishing another epoch has failed.
+        A lost node is a pause, however often it happens (spot machines). Only a trial that is lost
+        again and again without ever finishing another epoch has failed.
+
+        Args:
+            trial: Key.
+            reason: What the trial says, if it could still speak.
         """
         job = self.ledger.running.get(trial)
         if job is None:
             return
+        self._brake.gone(trial)
         if self._nodes_lost() == self._nodes_lost_before.get(trial, 0):
             self._losses[trial] = self._losses.get(trial, 0) + 1
-        if self._losses.get(trial, 0) <= MAX_LOSSES:
+        times = self._losses.get(trial, 0)
+        if times <= MAX_LOSSES:
             self.ledger.give_back(trial)
             return
-        seconds = self._seconds.get(trial, 0.0)
-        error = f"its process died {self._losses[trial]} times in the same epoch"
-        self._end(
-            job,
-            Outcome(
-                "failed", self.ledger.epochs_done(trial), math.nan, seconds=seconds, error=error
-            ),
-        )
+        seconds, done = self._seconds.get(trial, 0.0), self.ledger.epochs_done(trial)
+        error = reason or f"its process died {times} times in the same epoch"
+        self._fail(job, Outcome("failed", done, math.nan, seconds=seconds, error=error))
+
+    def _fail(self, job: Job, outcome: Outcome) -> None:
+        """A trial failed; before its first epoch the reason may be one that strikes all trials.
+
+        What fails so again after the study was stopped and went on has failed.
+        """
+        if outcome.epochs or self.ledger.was_set_aside(job.trial):
+            self._end(job, outcome)
+            return
+        self._brake.failed(job, outcome)
+        self.ledger.set_aside(job.trial, outcome.error)
+
+    def _end_all(self, failures: Sequence[tuple[Job, Outcome]]) -> None:
+        for job, outcome in failures:
+            self._end(job, outcome)
 
     def _pass_on(self, trial: str, warning: str) -> None:
-        """Say once that a trial's checkpoints are not written, until one is again."""
+        """Say once what is wrong with a trial's checkpoints, until nothing is."""
         if not warning:
             self._warned.discard(trial)
         elif trial not in self._warned:
             self._warned.add(trial)
-            self._warn(f"{trial}: {warning}; it goes on, but would start again from an older one")
+            self._warn(f"{trial}: {warning}")
 
     def _compare_data(self, host: str, fingerprint: str) -> None:
         """Say once of each host that it has other data: an incomplete copy, perhaps."""
@@ -200,6 +234,7 @@ class Desk:
     def _end(self, job: Job, outcome: Outcome) -> None:
         # The tracker writes ahead: should we die between the two lines, the trial is still open
         # in the record and ends again after a resume, which changes nothing in the tracker.
+        self._brake.gone(job.trial)
         self._listener.ended(job, outcome)
         self.ledger.end(job.trial, outcome)
         self._seconds.pop(job.trial, None)

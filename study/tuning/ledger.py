@@ -12,13 +12,14 @@ seeds, repeated seeds of the incumbent.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from study.jobs import Job, Outcome, Progress, trial_key
 from study.plan import Plan
-from study.tuning.record import Record, job_of, outcome_of
+from study.tuning.record import SET_ASIDE, Record, job_of, outcome_of
 from study.tuning.search import LossSearch
 
 
@@ -29,7 +30,7 @@ class Ledger:
         plan: What to run.
         record: What was asked and came of it so far.
         requests: Trainings asked for by name (sweeps, confirmations); those of earlier runs that
-            were never started are remembered.
+            were never started are remembered. One that failed runs again when it is asked again.
         search: False runs only the requests and what was left unfinished.
     """
 
@@ -47,25 +48,34 @@ class Ledger:
             for loss, sampler in self.samplers().items():
                 record.describe(loss, {"sampler": sampler})
         self._running: dict[str, Job] = {}
+        self._aside: dict[str, Job] = {}
+        self._set_aside_before: set[str] = set()
         self._epochs: dict[str, int] = {}  # the last one reported, of trials that have not ended
         self._unfinished: list[Job] = []
         self._requests: list[Job] = []
-        identities = set()
+        started: Counter[str] = Counter()
+        done = set[str]()  # what need not be run again, or is about to be
         for loss in plan.losses:
             for trial in record.trials(loss):
-                job = job_of(trial)
-                identities.add(job.identity)
-                if outcome_of(trial) is None:
+                job, outcome = job_of(trial), outcome_of(trial)
+                started[job.identity] += 1
+                if outcome is None or outcome.state != "failed":
+                    done.add(job.identity)
+                if outcome is None:
                     self._unfinished.append(job)
                     self._epochs[job.trial] = max(trial.intermediate_values, default=0)
+                    if SET_ASIDE in trial.user_attrs:
+                        self._set_aside_before.add(job.trial)
         for request in record.requests():
-            if request.identity not in identities:
-                identities.add(request.identity)
-                self._requests.append(request)
+            if started[request.identity]:
+                started[request.identity] -= 1
+                continue
+            done.add(request.identity)
+            self._requests.append(request)
         new = []
         for request in requests:
-            if request.identity not in identities:
-                identities.add(request.identity)
+            if request.identity not in done:
+                done.add(request.identity)
                 new.append(request)
         record.forget_curves()
         if new:
@@ -106,7 +116,7 @@ class Ledger:
 
     def is_finished(self) -> bool:
         """Whether nothing runs and nothing will."""
-        if self._running or self._unfinished or self._requests:
+        if self._running or self._aside or self._unfinished or self._requests:
             return False
         return not self._search or self.search_is_finished()
 
@@ -132,7 +142,7 @@ class Ledger:
 
     def end(self, trial: str, outcome: Outcome) -> None:
         """How a trial ended. Ending it twice changes nothing."""
-        job = self._running.pop(trial, None)
+        job = self._running.pop(trial, None) or self._aside.pop(trial, None)
         if job is None:
             return
         self._epochs.pop(trial, None)
@@ -149,6 +159,15 @@ class Ledger:
         job = self._running.pop(trial, None)
         if job is not None:
             self._unfinished.append(job)
+
+    def set_aside(self, trial: str, reason: str) -> None:
+        """Leave a job open that is not handed out again in this run, but may be ended."""
+        self._aside[trial] = self._running.pop(trial)
+        self._record.set_aside(trial, reason)
+
+    def was_set_aside(self, trial: str) -> bool:
+        """Whether an earlier run left a job open so."""
+        return trial in self._set_aside_before
 
     def progress(self, *, slots: int | None = None) -> list[Progress]:
         """How far each loss is, in the plan's order.

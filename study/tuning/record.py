@@ -25,6 +25,7 @@ from study.tuning.journal import Journal, cut_torn_line
 
 JOURNAL_FILE = "optuna.journal"
 JOB, OUTCOME, TOLD = "job", "outcome", "told"
+SET_ASIDE = "set_aside"
 REQUESTS = "requests/"
 
 _TOLD_STATE = {
@@ -120,6 +121,10 @@ class Record:
         trial_id = self._ids[trial]
         self._storage.set_trial_intermediate_value(trial_id, epoch, score)
         self._storage.get_trial(trial_id).intermediate_values.clear()
+
+    def set_aside(self, trial: str, reason: str) -> None:
+        """Write down why a trial is left open, to be run again when the study goes on."""
+        self._storage.set_trial_user_attr(self._ids[trial], SET_ASIDE, reason)
 
     def forget_curves(self) -> None:
         """Drop the learning curves that were read from the journal, which keeps them."""

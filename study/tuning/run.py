@@ -59,6 +59,7 @@ class RunSummary:
         tracking_error: why not.
         warnings: How many lines were added to the study's warnings.txt.
         refused: How many records MLflow refused for good, in this run.
+        trouble: Why no more trials were started, if it was not the user who wanted that.
     """
 
     finished: bool
@@ -68,6 +69,7 @@ class RunSummary:
     warnings: int = 0
     refused: int = 0
     tracking_error: str = ""
+    trouble: str = ""
 
 
 def run(
@@ -154,6 +156,7 @@ def run(
             warnings=warned.count,
             refused=told.refused - refused_before,
             tracking_error=told.error,
+            trouble=desk.trouble,
         )
 
 

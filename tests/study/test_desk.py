@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from search_spaces.space import Float
 from study.checks import open_data
 from study.jobs import Job, Outcome
 from study.plan import Plan
-from study.tuning.desk import Desk
+from study.tuning.brake import MOST_FAILURES
+from study.tuning.desk import MAX_LOSSES, Desk
 from study.tuning.warned import Warned
 from tests.study.driven import write_features
 from tests.study.tuning_simulation import make_plan, open_ledger
@@ -254,3 +258,188 @@ def test_of_equals_the_first_asked_is_best_and_its_checkpoint_stays(tmp_path: Pa
     assert again.ledger.is_finished()
     assert again.ledger.best("triplet", 3) == desk.ledger.best("triplet", 3)
     assert sorted(path.name for path in places.iterdir()) == kept
+
+
+@pytest.mark.parametrize("damage", ["cut short", "empty", "noise", "no mapping"])
+def test_a_damaged_checkpoint_counts_as_none_and_is_said(tmp_path: Path, damage: str) -> None:
+    """A real training that is to go on from a file which a bad disk has left."""
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "arrays", "path": str(write_features(tmp_path))},
+        training={"epochs": 2, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 1, "repeats": 1, "stop_early": False},
+    )
+    said: list[str] = []
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener, warn=said.append)
+    spec = desk.start()
+    assert spec is not None
+    trial = spec["trial"]
+    worker = Worker()
+    worker.start(TrialSpec.from_dict(spec))
+    desk.result(trial, worker.step())
+    path = checkpoint_path(tmp_path / "checkpoints", trial)
+    whole = path.read_bytes()
+    assert not said
+    if damage == "no mapping":
+        torch.save([1, 2], path)
+    else:
+        path.write_bytes({"cut short": whole[:-500], "empty": b"", "noise": b"x" * 999}[damage])
+    desk.lost(trial)
+    assert desk.start() is not None
+    worker.start(TrialSpec.from_dict(spec))
+    for _ in range(2):
+        desk.result(trial, worker.step())
+    assert listener.outcomes[trial].state == "finished"
+    assert listener.outcomes[trial].epochs == 2
+    assert len(said) == 1, said
+    assert f"{trial}: its checkpoint is damaged" in said[0]
+
+
+def all_fail(desk: Desk, error: str = "OSError: gone") -> list[str]:
+    """Every trial that is handed out fails before its first epoch; gives them in order."""
+    tried = []
+    while (spec := desk.start()) is not None:
+        tried.append(spec["trial"])
+        assert desk.result(spec["trial"], {"state": "failed", "epoch": 0, "error": error})
+    return tried
+
+
+def finish(desk: Desk) -> list[str]:
+    """Every trial that is handed out trains; gives them in order."""
+    tried = []
+    while (spec := desk.start()) is not None:
+        tried.append(spec["trial"])
+        desk.result(spec["trial"], {"state": "finished", "epoch": 9, "score": 0.5})
+    return tried
+
+
+def test_an_outage_stops_the_run_and_costs_no_trial(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 12, "repeats": 1, "sampler": "sobol"})
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener)
+    before = desk.start()
+    assert before is not None
+    desk.result(before["trial"], {"state": "finished", "epoch": 9, "score": 0.5})
+    tried = all_fail(desk)
+    assert len(tried) == MOST_FAILURES
+    assert desk.trouble == "5 trials in a row failed before their first epoch (OSError: gone)"
+    assert list(listener.outcomes) == [before["trial"]], "the others are open"
+    assert not desk.ledger.is_finished()
+    again = open_desk(plan, tmp_path, listener)
+    rest = finish(again)
+    assert rest[:MOST_FAILURES] == tried, "they come first"
+    assert again.ledger.is_finished()
+    assert not again.trouble
+    assert len(listener.outcomes) == 12
+    assert {o.state for o in listener.outcomes.values()} == {"finished"}
+
+
+def test_points_that_fail_again_after_a_stop_have_failed(tmp_path: Path) -> None:
+    """Their failure was their own: the study goes on behind them."""
+    plan = make_plan(losses=["triplet"], search={"trials": 12, "repeats": 1, "sampler": "sobol"})
+    tried = all_fail(open_desk(plan, tmp_path, Listener()))
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener)
+    while (spec := desk.start()) is not None:
+        bad = spec["trial"] in tried
+        error = {"state": "failed", "epoch": 0, "error": "ValueError: too large"}
+        desk.result(spec["trial"], error if bad else {"state": "finished", "epoch": 9, "score": 1})
+    assert desk.ledger.is_finished()
+    failed = [trial for trial, o in listener.outcomes.items() if o.state == "failed"]
+    assert failed == tried
+
+
+def test_a_study_whose_every_point_fails_ends_after_a_few_of_them(tmp_path: Path) -> None:
+    """A bug in the data: each run says so, and none goes through the whole budget."""
+    plan = make_plan(losses=["triplet"], search={"trials": 12, "repeats": 1, "sampler": "sobol"})
+    listener = Listener()
+    runs = 0
+    while True:
+        desk = open_desk(plan, tmp_path, listener)
+        tried = all_fail(desk, "KeyError: 'labels'")
+        runs += 1
+        assert len(tried) <= 2 * MOST_FAILURES
+        if desk.ledger.is_finished():
+            break
+        assert "KeyError: 'labels'" in desk.trouble
+    assert runs == 3
+    assert [o.state for o in listener.outcomes.values()] == ["failed"] * 12
+
+
+def test_failures_of_one_loss_are_its_own_once_another_trains(tmp_path: Path) -> None:
+    """While it is not known whether anything trains, nothing is started; then all goes on."""
+    plan = make_plan(search={"trials": 12, "repeats": 1, "sampler": "sobol"})
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener)
+    desk._slots = lambda: 20
+    specs = [spec for _ in range(20) if (spec := desk.start()) is not None]
+    bad = [spec["trial"] for spec in specs if spec["loss"] == "triplet"]
+    good = [spec["trial"] for spec in specs if spec["loss"] != "triplet"]
+    for trial in bad:
+        desk.result(trial, {"state": "failed", "epoch": 0, "error": "ValueError: no"})
+    assert len(bad) > MOST_FAILURES
+    assert desk.start() is None
+    assert not desk.trouble, "others may still get going"
+    assert not listener.outcomes
+    desk.result(good[0], {"state": "running", "epoch": 1, "score": 0.5})
+    assert sorted(listener.outcomes) == sorted(bad)
+    assert desk.start() is not None
+
+
+def test_a_trial_that_runs_on_hides_no_outage(tmp_path: Path) -> None:
+    """It has its data in memory, so its epochs say nothing about those that start now."""
+    desk = open_desk(make_plan(losses=["triplet"], search={"trials": 12}), tmp_path, Listener())
+    spec = desk.start()
+    assert spec is not None
+    epoch = 0
+    while not desk.trouble:
+        epoch += 1
+        desk.result(spec["trial"], {"state": "running", "epoch": epoch, "score": 0.5})
+        other = desk.start()
+        assert other is not None
+        desk.result(other["trial"], {"state": "failed", "epoch": 0, "error": "OSError: gone"})
+    assert epoch == MOST_FAILURES
+    assert not desk.result(spec["trial"], {"state": "running", "epoch": epoch + 1, "score": 0.5})
+    assert desk.trouble
+
+
+def test_a_checkpoint_store_that_does_not_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real trial with nothing to restore, while S3 is away for a moment; then for long."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens
+    plan = make_plan(
+        losses=["triplet"],
+        data={"name": "arrays", "path": str(write_features(tmp_path))},
+        training={"epochs": 1, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 1, "repeats": 1, "stop_early": False},
+    )
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener)
+    worker = Worker()
+    for away in (True, False):
+        spec = desk.start()
+        assert spec is not None
+        place = "s3://bucket/prefix" if away else spec["checkpoint_dir"]
+        worker.start(TrialSpec.from_dict({**spec, "checkpoint_dir": place}))
+        result = worker.step()
+        assert result["state"] == ("lost" if away else "finished"), result["error"]
+        assert desk.result(spec["trial"], result)
+    assert [o.state for o in listener.outcomes.values()] == ["finished"]
+
+
+def test_a_trial_that_never_reaches_its_checkpoint_says_why_it_failed(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 1, "repeats": 1})
+    listener = Listener()
+    desk = open_desk(plan, tmp_path, listener)
+    tries = 0
+    while (spec := desk.start()) is not None:
+        tries += 1
+        desk.result(spec["trial"], {"state": "lost", "epoch": 0, "error": "OSError: S3 is away"})
+    assert tries == MAX_LOSSES + 1
+    (outcome,) = listener.outcomes.values()
+    assert (outcome.state, outcome.error) == ("failed", "OSError: S3 is away")

@@ -19,6 +19,7 @@ from study.errors import StudyError
 from study.jobs import Job, Outcome, point_key
 from study.plan import Plan
 from study.requests import confirm_jobs, sweep_jobs, sweep_values
+from study.table import State
 from study.tuning.gaussian import MOST_POINTS
 from study.tuning.ledger import Ledger
 from study.tuning.record import Record, job_of, outcome_of
@@ -383,6 +384,28 @@ def test_requests_run_once(tmp_path: Path) -> None:
     again = drive(open_ledger(plan, tmp_path, requests=requests, search=False))
     assert again == []
     assert open_ledger(plan, tmp_path).search_is_finished()
+
+
+@pytest.mark.parametrize(("state", "times"), [("failed", 2), ("diverged", 1)])
+def test_a_request_that_failed_runs_again_when_it_is_asked_again(
+    tmp_path: Path, state: State, times: int
+) -> None:
+    """A failure says nothing about the point; a divergence does. A resume asks for nothing."""
+    plan = make_plan(losses=["triplet"], protocol={"confirm_seeds": 2})
+    drive(open_ledger(plan, tmp_path))
+    requests = confirm_jobs(plan, incumbents_of(plan, tmp_path))
+    ledger = open_ledger(plan, tmp_path, requests=requests, search=False)
+    bad = []
+    while (job := ledger.next_job()) is not None:
+        bad.append(job.trial)
+        ledger.end(job.trial, Outcome(state, 0, math.nan, error="OSError: gone"))
+    assert len(bad) == len(requests)
+    assert open_ledger(plan, tmp_path).is_finished(), "a resume runs nothing"
+    open_ledger(plan, tmp_path, requests=requests, search=False)  # and the power goes
+    again = drive(open_ledger(plan, tmp_path))
+    assert len(again) == (times - 1) * len(requests)
+    assert not {job.trial for job in again} & set(bad)
+    assert drive(open_ledger(plan, tmp_path, requests=requests, search=False)) == []
 
 
 @pytest.mark.parametrize("crash_after", [1, 30])

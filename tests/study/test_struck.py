@@ -138,6 +138,28 @@ def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> Non
     assert f"{len(recorded(home))} of " in _note(home)
 
 
+def test_a_study_whose_every_trial_fails_says_so_and_stops(
+    tmp_path: Path, data_cache: Path
+) -> None:
+    root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
+    training = {"epochs": 2, "batch_size": 32, "embedding_dim": HUGE}
+    search = {"trials": 12, "repeats": 1}
+    file = write_study(tmp_path, losses=["triplet"], training=training, search=search)
+    for command, ended in ((("run", str(file)), 0), (("resume", "s"), 5)):
+        process = launch(root, *command, "--no-report")
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 1, output
+        assert "Traceback" not in output
+        (line,) = [line for line in output.splitlines() if "in a row failed" in line]
+        assert "before their first epoch" in line
+        assert "memory" in line
+        assert line.endswith("mend it, then go on with: study resume s")
+        states = recorded(home)["state"]
+        assert (states == "failed").sum() == ended
+        assert 5 <= (states == "running").sum() <= 7, "those stay open"
+        assert len(list(home.errors.iterdir())) >= 5
+
+
 def _note(home: StudyHome) -> str:
     """The words on the study's own run."""
     from mlflow import MlflowClient
