@@ -8,7 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from PIL import Image
 from search_spaces.space import Space
 from study.analyses.lint import lint_spaces
 from study.checks import describe_data, open_data
+from study.commands.ui import _wait
 from study.home import StudyHome, create_study, new_study
 from study.jobs import Job
 from study.main import main
@@ -534,7 +538,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("study.tracking.server.serve", serve)
     monkeypatch.setattr("study.tracking.reader.study_path", lambda _, name: f"/#/{name}")
     monkeypatch.setattr("study.tracking.local.relocate", lambda _: 0)
-    monkeypatch.setattr("study.commands.ui._wait", lambda: None)
+    monkeypatch.setattr("study.commands.ui._wait", lambda *_: 0)
     monkeypatch.setattr("study.commands.ui.signal.signal", lambda *_: None)  # not pytest's own
     return uris
 
@@ -556,6 +560,22 @@ def test_ui_serves_a_study_kept_in_postgresql(
     assert served == [DATABASE]
     assert "http://127.0.0.1:1/#/s" in done.out
     assert "s3cret" not in done.out + done.err
+
+
+def test_ui_says_when_its_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    threading.Timer(2.5, end).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    began = time.monotonic()
+    assert _wait(address) == 1
+    assert time.monotonic() - began > 2.0
+    assert f"study: the MLflow server at {address} has ended\n" in capsys.readouterr().err
 
 
 def test_ui_without_a_name_serves_the_last_study_and_tells_of_the_others(
