@@ -18,10 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from study.errors import nearest
+from study.errors import StudyError, nearest
 from study.ranges import Range, Scalar, Section, ValueOrRange
-from study.tracking.address import is_database, is_server
-from study.tracking.redaction import redact
+from study.tracking.address import check_address
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -186,11 +185,11 @@ class TrackingSection(Section):
     @field_validator("uri")
     @classmethod
     def _known_scheme(cls, value: str | None) -> str | None:
-        if value is not None and not (is_database(value) or is_server(value)):
-            raise ValueError(
-                "a tracking store is at http(s)://HOST or in a database (sqlite:///, "
-                f"postgresql://, mysql://, mssql://), not at {redact(value)!r}"
-            )
+        try:
+            if value is not None:
+                check_address(value)
+        except StudyError as error:
+            raise ValueError(str(error)) from None
         return value
 
 

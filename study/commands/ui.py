@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,12 @@ _SIGNS = ("plan.json", "optuna.journal", "mlflow.db")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 @root_option
 @cluster_option
-def command(name: str | None, port: int, root: Path | None, cluster: Path | None) -> None:
+def command(name: str | None, port: int, root: Path | None, cluster: Path | None) -> int:
     """Serve until interrupted. Without a name: the study that ran last, and its neighbours."""
     for end in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, too
         signal.signal(end, _stop)
     if cluster is not None:
-        _through_tunnel(cluster, name, port, root)
-        return
+        return _through_tunnel(cluster, name, port, root)
     from study.reporting import find_store
     from study.tracking.address import is_database
     from study.tracking.redaction import redact
@@ -45,11 +45,11 @@ def command(name: str | None, port: int, root: Path | None, cluster: Path | None
     if not is_database(store.uri):
         click.echo(f"{store.name} is kept on {redact(store.uri)}; open that in a browser")
         _say(elsewhere)
-        return
-    _serve(store, port, neighbours, elsewhere)
+        return 0
+    return _serve(store, port, neighbours, elsewhere)
 
 
-def _serve(store: Store, port: int, neighbours: list[Store], elsewhere: list[Store]) -> None:
+def _serve(store: Store, port: int, neighbours: list[Store], elsewhere: list[Store]) -> int:
     from study.errors import StudyError
     from study.tracking.local import default_artifact_root, is_local, relocate
     from study.tracking.reader import study_path
@@ -68,7 +68,7 @@ def _serve(store: Store, port: int, neighbours: list[Store], elsewhere: list[Sto
             with contextlib.suppress(StudyError):  # it was never run
                 click.echo(f"{other.name}: {address}{study_path(other.uri, other.name)}")
         _say(elsewhere)
-        _wait()
+        return _wait(address)
 
 
 def _stores(root: Path | None) -> list[Store]:
@@ -114,7 +114,7 @@ def _say(elsewhere: list[Store]) -> None:
         click.echo(f"{other.name}: has a store of its own  ({where})")
 
 
-def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | None) -> None:
+def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | None) -> int:
     """The server that keeps the study, or the head's own; one on loopback there through a tunnel.
 
     A database has no server: MLflow's is started here, on the tunnel to it.
@@ -139,7 +139,7 @@ def _through_tunnel(cluster: Path, name: str | None, port: int, root: Path | Non
                 click.echo("starting MLflow ...", err=True)
                 address = opened.enter_context(serve(address, port=port))
             click.echo(f"{name}: {redact(address)}{path}  (ctrl-C stops)")
-        _wait()
+        return _wait()  # a tunnel that breaks is opened again
 
 
 def _stop(*_: object) -> None:
@@ -147,8 +147,18 @@ def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _wait() -> None:
+def _wait(address: str = "") -> int:
+    """Until ctrl-C, or until nothing listens any more at the address of a server of ours."""
+    from study.tracking.server import says_it_is_well
+
     try:
-        signal.pause()
+        while True:
+            time.sleep(1.0)
+            if address:
+                says_it_is_well(address)
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
+        return 0
+    except ConnectionError:
+        click.echo(f"study: the MLflow server at {address} has ended", err=True)
+        return 1

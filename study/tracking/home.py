@@ -148,6 +148,25 @@ class Home:
         order = ("group", "loss", "study")
         return [key for kind in order for key in self._runs if key[0] == kind]
 
+    def open_trials(self) -> list[Key]:
+        """Keys of the trials whose runs have not ended."""
+        return [k for k, run in self._runs.items() if k[0] == "trial" and run.status == "RUNNING"]
+
+    def was_deleted(self, key: Key) -> bool:
+        """Ask whether somebody deleted a run that is known; if so, it is known as deleted."""
+        if key not in self._runs:
+            return False
+        try:
+            info = self._client.get_run(self._runs[key].run_id).info
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        else:
+            if info.lifecycle_stage != "deleted":
+                return False
+        self._deleted[key] = self._runs.pop(key)
+        return True
+
     def create(self, key: Key, *, name: str, tags: Mapping[str, str], start: float) -> KnownRun:
         """The run of this key, made unless it is there, or brought back."""
         if key in self._deleted:

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from study.errors import StudyError
 from study.folders import cache_dir
+from study.tracking.address import sqlite_file
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "artifacts"
@@ -48,7 +49,7 @@ def prepare(uri: str) -> None:
     that no MLflow can open again. So they are made under another name, which is then changed. An
     empty store is kept in the cache and copied from then on. For one process at a time.
     """
-    database = Path(urlsplit(uri).path.removeprefix("/")) if is_local(uri) else None
+    database = sqlite_file(uri)
     if database is None or database.exists():
         return
     import mlflow

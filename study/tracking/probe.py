@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from study.environment import environment
 from study.errors import StudyError
 from study.tracking import records as names
-from study.tracking.address import is_database, with_driver
+from study.tracking.address import check_address, is_database, sqlite_file, with_driver
 from study.tracking.redaction import redact
 
 SECONDS = 10
 """How long a store may take to answer."""
 
 _WRONG = {"UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "ENDPOINT_NOT_FOUND"}
-_MISTAKES = ("authentication failed", "no password supplied", "does not exist", "sslerror")
+_MISTAKES = (
+    *("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"),
+    *("sslerror", "server does not support ssl", "certificate verify failed"),
+)
 """Words by which a refusal that waiting does not mend is told from a store that is down."""
 
 
@@ -49,6 +50,7 @@ def check_store(uri: str, *, experiment: str = "", study_id: str = "") -> str:
     Raises:
         StudyError: The store will not take the study, however long one waits; one line.
     """
+    check_address(uri)
     try:
         found = _by_sql(uri, experiment) if is_database(uri) else _by_request(uri, experiment)
     except _DownError as reason:
@@ -79,13 +81,13 @@ def refuse_foreign(stage: str, tags: Mapping[str, str], *, experiment: str, stud
 
 def _by_sql(uri: str, experiment: str) -> Found | None:
     """Ask a database itself: MLflow would make its tables there, and ask again for minutes."""
-    parts = urlsplit(uri)
-    if parts.scheme == "sqlite" and not Path(parts.path.removeprefix("/")).exists():
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
         return None
     import sqlalchemy
     from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-    limit: dict[str, Any] = {"connect_timeout": SECONDS} if "postgres" in parts.scheme else {}
+    limit: dict[str, Any] = {"connect_timeout": SECONDS} if uri.startswith("postgres") else {}
     try:
         engine = sqlalchemy.create_engine(with_driver(uri), connect_args=limit)
     except (ImportError, NoSuchModuleError, ArgumentError) as error:

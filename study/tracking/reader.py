@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,7 @@ from search_spaces.space import Space, Value
 from study.errors import StudyError, nearest
 from study.table import COLUMNS, KNOB, METRIC, TrialTable
 from study.tracking import records as names
-from study.tracking.address import is_database, with_driver
+from study.tracking.address import check_address, is_database, sqlite_file, with_driver
 from study.tracking.fetch import History, RunRow, fetch_history, fetch_runs, reader_settings
 from study.tracking.probe import check_store
 from study.tracking.redaction import redact
@@ -113,10 +112,10 @@ def study_path(uri: str, study: str) -> str:
 @contextlib.contextmanager
 def _asking(uri: str) -> Iterator[MlflowClient]:
     """A client whose failures are the user's to read: one line, no password."""
-    parts = urlsplit(uri)
-    path = Path(parts.path.removeprefix("/"))
+    check_address(uri)
+    path = sqlite_file(uri)
     # MLflow would make its tables in an empty file: a reader makes nothing.
-    if parts.scheme == "sqlite" and not (path.exists() and path.stat().st_size):
+    if path is not None and not (path.exists() and path.stat().st_size):
         raise StudyError(f"There is no tracking store at {path}.")
     # MLflow would ask a database that is down for minutes, and show a missing driver's traceback.
     if is_database(uri) and (problem := check_store(uri)):

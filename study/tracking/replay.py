@@ -128,6 +128,7 @@ class Replay:
         return refused
 
     def _guarded(self, action: Callable[[Record], None], record: Record) -> int:
+        """Do it; gives 1 when the store refuses, unless since the trial was deleted meanwhile."""
         try:
             action(record)
         except RefusedError as reason:
@@ -135,6 +136,8 @@ class Replay:
         except MlflowException as error:
             if not is_permanent(error):
                 raise
+            if self._home.was_deleted(("trial", str(record.get("trial") or record.get("to")))):
+                return self._guarded(action, record)  # which now leaves it alone
             self._refuse(record, str(error))
         else:
             return 0
@@ -267,7 +270,8 @@ class Replay:
         run = self._home.create(("baseline",), name="untrained backbone", tags=tags, start=moment)
         # Step 0 for validation, 1 for test: each is logged once, a repeated call changes nothing.
         self._home.write(run, epochs=[(record["step"], moment, record["metrics"])])
-        self._home.set_status(run, "FINISHED", moment=moment)
+        if run.status == "RUNNING":  # the test scores come days later, and take no days
+            self._home.set_status(run, "FINISHED", moment=moment)
 
     def _do_artifact(self, record: Record) -> None:
         if self._home.is_deleted(("trial", record["to"])):
@@ -296,8 +300,13 @@ class Replay:
         self._home.write(self._home.known(STUDY_KEY), tags={NOTE: record["text"]})
 
     def _do_finish(self, record: Record) -> None:
+        state, moment = record["state"], record["at"]
+        # Trials that were interrupted keep their state: they go on when the study does.
+        for key in self._home.open_trials() if state != "FINISHED" else ():
+            if not self._home.was_deleted(key):
+                self._home.set_status(self._home.known(key), "KILLED", moment=moment)
         for key in self._home.branches():
-            self._home.set_status(self._home.known(key), record["state"], moment=record["at"])
+            self._home.set_status(self._home.known(key), state, moment=moment)
 
 
 def _best_key(name: str) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from study.checks import check_tracking, describe_data, open_data
 from study.data_record import DataRecord
@@ -113,9 +113,10 @@ def run(
         known = DataRecord(home.directory, bench.dataset.fingerprint, bench.weights)
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
-        with _tracker(home, plan) as tracker:
+        with _tracker(home, plan) as tracker, contextlib.ExitStack() as ending:
             refused_before = tracker.status().refused
             tags = _tell_what_is_known(home, plan, tracker, ledger, data, bench.dataset.lists)
+            ending.enter_context(_ending(home, plan, tracker, ledger))
             untrained = Untrained(plan, bench, known, tracker.baseline, warned)
             untrained.want(_splits(ledger.waiting, search), say)
             files = _node_files(home, plan)
@@ -141,11 +142,12 @@ def run(
                         files.bring_home(desk.kept())
                         untrained.wait()
                         vectors = _embedded(home, plan, bench, ledger, say) if report else {}
-            if ledger.is_finished():
+            finished = ledger.is_finished()
+            if finished:
                 untrained.score_here(say)
-            with _ending(home, plan, tracker, ledger) as finished:
-                if finished and report:
-                    publish(home, plan, tracker, bench, ledger, say, warned, vectors)
+            if finished and report:
+                publish(home, plan, tracker, bench, ledger, say, warned, vectors)
+            ending.close()
             tracked = tracker.close()
             told = tracker.status()
         return RunSummary(
@@ -200,17 +202,21 @@ def _pause(report: bool) -> float:
 
 
 @contextlib.contextmanager
-def _ending(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> Iterator[bool]:
-    """Gives whether all trials of this run ended; whatever happens then, it ends in MLflow.
+def _ending(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> Iterator[None]:
+    """However this ends, so does the study's run in MLflow: done, interrupted, or by an error.
 
-    There the study is finished only when its search is, too: a sweep may come before that.
+    It is done only when its search is, too: a sweep may come before that.
     """
-    finished = ledger.is_finished()
+    state: Literal["FINISHED", "KILLED", "FAILED"] = "KILLED"
     try:
-        yield finished
+        yield
+        state = "FINISHED" if ledger.study_is_finished() else "KILLED"
+    except Exception:
+        state = "FAILED"
+        raise
     finally:
         _note(home, plan, tracker, ledger)
-        tracker.end_study(state="FINISHED" if ledger.study_is_finished() else "KILLED")
+        tracker.end_study(state=state)
 
 
 def _note(home: StudyHome, plan: Plan, tracker: Tracker, ledger: Ledger) -> None:

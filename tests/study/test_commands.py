@@ -8,7 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from PIL import Image
 from search_spaces.space import Space
 from study.analyses.lint import lint_spaces
 from study.checks import describe_data, open_data
+from study.commands.ui import _wait
 from study.home import StudyHome, create_study, new_study
 from study.jobs import Job
 from study.main import main
@@ -124,6 +128,8 @@ BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
     "epochs searched": (changed(training={"epochs": [2, 6]}), "epochs cannot be searched"),
     "negative rate": (changed(training={"head_lr": [-1, 0.1]}), "`head_lr >= 0`"),
     "rate that is no number": (changed(training={"head_lr": float("nan")}), "must be finite"),
+    "bad port": (changed(tracking={"uri": "postgresql://ada:pw@db:abc/x"}), "host and port"),
+    "bad host": (changed(tracking={"uri": "https://[::1"}), "host and port"),
     "nested": ("a: " + 3000 * "[" + 3000 * "]", "nested too deeply"),
 }
 
@@ -567,6 +573,21 @@ def test_a_store_that_cannot_be_opened_is_said_before_anything_runs(
     assert "warning: the tracking store http://127.0.0.1:9 does not answer" in down.err
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("foo", "ftp://x", "databricks", "sqlite:///", "sqlite://", "https://[::1"),
+        "postgresql://ada:s3cret@127.0.0.1:abc/x",
+    ],
+)
+def test_a_mistyped_store_of_a_report_is_one_line(uri: str, study: Any) -> None:
+    done = study("report", "x", "--tracking-uri", uri)
+    assert done.code == 2
+    assert "tracking store" in done.err
+    assert (done.err.count("\n"), "s3cret" in done.err) == (1, False)
+    assert len(done.err) < 200
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The stores that `study ui` would serve; tracking/test_servers.py starts real servers."""
@@ -580,7 +601,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("study.tracking.server.serve", serve)
     monkeypatch.setattr("study.tracking.reader.study_path", lambda _, name: f"/#/{name}")
     monkeypatch.setattr("study.tracking.local.relocate", lambda _: 0)
-    monkeypatch.setattr("study.commands.ui._wait", lambda: None)
+    monkeypatch.setattr("study.commands.ui._wait", lambda *_: 0)
     monkeypatch.setattr("study.commands.ui.signal.signal", lambda *_: None)  # not pytest's own
     return uris
 
@@ -602,6 +623,22 @@ def test_ui_serves_a_study_kept_in_postgresql(
     assert served == [DATABASE]
     assert "http://127.0.0.1:1/#/s" in done.out
     assert "s3cret" not in done.out + done.err
+
+
+def test_ui_says_when_its_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    threading.Timer(2.5, end).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    began = time.monotonic()
+    assert _wait(address) == 1
+    assert time.monotonic() - began > 2.0
+    assert f"study: the MLflow server at {address} has ended\n" in capsys.readouterr().err
 
 
 def test_ui_without_a_name_serves_the_last_study_and_tells_of_the_others(

@@ -120,6 +120,13 @@ def test_the_files_we_ship_are_valid_studies(name: str) -> None:
         ("training: {head_lr: 2024-01-01}", "a number, a word, true or false"),
         ("tracking: {uri: 'foo://bar'}", "http(s)://HOST"),
         ("tracking: {uri: 'foo://me:secret@bar'}", "foo://me:***@bar"),
+        ("tracking: {uri: 'postgresql://me:secret@db:abc/x'}", "'postgresql://me:***@db:abc/x'"),
+        ("tracking: {uri: 'postgresql://me:secret@db:70000/x'}", "host and port"),
+        ("tracking: {uri: 'https://[::1'}", "host and port of the tracking store cannot be read"),
+        ("tracking: {uri: 'https://'}", "host and port"),
+        ("tracking: {uri: 'sqlite:///'}", "is a file, sqlite:///PATH"),
+        ("tracking: {uri: 'sqlite://'}", "is a file, sqlite:///PATH"),
+        ("tracking: {uri: 'sqlite:///:memory:'}", "is a file, sqlite:///PATH"),
         ("x: " + 2000 * "[" + 2000 * "]", "nested too deeply"),
     ],
 )

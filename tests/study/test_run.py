@@ -166,6 +166,38 @@ def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_p
     assert Path(path).read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("raised", "status"), [(RuntimeError("a bug"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_a_study_that_breaks_off_does_not_run_on_in_mlflow(
+    raised: BaseException,
+    status: str,
+    tmp_path: Path,
+    shared_ray: None,
+    data_cache: Path,
+) -> None:
+    from mlflow import MlflowClient
+
+    from study.tracking.writer import Tracker
+
+    home = start(tmp_path, search={"trials": 2, "repeats": 1})
+    plan = load_plan(home.directory)
+
+    def strike(*_: object) -> None:
+        raise raised
+
+    with pytest.raises(type(raised)):
+        run(home, plan, tick=strike)
+    uri = home.tracking_uri(plan)
+    fields: dict[str, Any] = {"artifact_root": home.artifact_root(plan), "experiment": plan.name}
+    with Tracker(uri, spool=home.spool, study_id=plan.study_id, **fields) as tracker:
+        assert tracker.flush(60.0)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(plan.name)
+    runs = client.search_runs([experiment.experiment_id], "tags.`dml.kind` != 'baseline'")
+    assert {run.info.status for run in runs} == {status}
+
+
 def test_a_frozen_backbone_and_a_loss_of_the_library_end_with_gallery_and_plots(
     tmp_path: Path, shared_ray: None, data_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from study.errors import StudyError
 from study.plan import load_plan
 from study.reporting import Store, partial_text
 from study.running import begin, execute
+from study.tracking.address import check_address
 from study.tracking.local import default_uri
 from study.tracking.probe import check_store
 from study.tracking.reader import read_table
@@ -110,6 +113,28 @@ def test_a_store_that_is_down_is_told_and_a_wrong_one_refused() -> None:
         read_table("postgresql://ada:s3cret@127.0.0.1:9/x", "s")
     with pytest.raises(StudyError, match="cannot be opened"):
         read_table("mysql://ada:s3cret@db/x", "s")
+
+
+def test_a_password_may_hold_what_ends_a_host_elsewhere() -> None:
+    check_address("postgresql://ada:s3/c?r#t:x@127.0.0.1:5432/x")
+
+
+def test_a_database_without_encryption_is_refused_where_it_is_asked_for() -> None:
+    """Waiting does not mend it, so trials must not start and wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as database:
+
+        def answer() -> None:
+            connection, _ = database.accept()
+            with connection:
+                connection.recv(8)  # the question whether it speaks TLS
+                connection.sendall(b"N")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"127.0.0.1:{database.getsockname()[1]}"
+        with pytest.raises(StudyError, match=r"refuses: .*SSL"):
+            check_store(f"postgresql://ada:s3cret@{address}/x?sslmode=require")
+        thread.join()
 
 
 def test_a_store_that_stays_away_is_said_once() -> None:

@@ -189,6 +189,34 @@ def test_a_resumed_trial_goes_on_in_its_run(
     assert doubles(study_dir / "mlflow.db") == []
 
 
+@pytest.mark.parametrize("state", ["KILLED", "FAILED"])
+def test_trials_of_an_interrupted_study_do_not_run_on(
+    state: Any, study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    """In MLflow they are KILLED until they go on; in the table they are still to be ended."""
+    uri = default_uri(study_dir)
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    story.trial(tracker, story.record("circle", 1))
+    tracker.trial_started(story.record("circle", 2))
+    tracker.end_study(state=state)
+    assert tracker.close(60.0)
+    runs = _runs(uri)
+    assert (runs["groceries"].info.status, runs["circle"].info.status) == (state, state)
+    assert _statuses(runs, "circle-00") == ["FINISHED", "KILLED"]
+    assert read_table(uri, "groceries").trials["state"].tolist() == ["finished", "running"]
+    again = open_tracker(study_dir)
+    story.open(again)
+    again.settle(story.record("circle", 2), curve={}, state="running", timestamp=1.9e9)
+    again.trial_started(story.record("circle", 2))
+    assert again.flush(60.0)
+    assert _statuses(_runs(uri), "circle-00") == ["FINISHED", "RUNNING"]
+
+
+def _statuses(runs: dict[str, Run], prefix: str) -> list[str]:
+    return [runs[name].info.status for name in sorted(runs) if name.startswith(prefix)]
+
+
 def test_a_running_trial_tells_where_it_runs(
     study_dir: Path, open_tracker: Any, story: Any
 ) -> None:
@@ -220,6 +248,24 @@ def test_a_trial_that_failed_may_be_started_again(
     trials = read_table(default_uri(study_dir), "groceries").trials
     assert trials["state"].tolist() == ["finished", "failed", "running"]
     assert [bool(error) for error in trials["error"]] == [False, True, False]
+
+
+def test_the_untrained_backbone_takes_no_longer_for_a_late_test_score(
+    study_dir: Path, open_tracker: Any, story: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = open_tracker(study_dir)
+    story.open(tracker)
+    tracker.baseline("validation", {"map_at_r": 0.1})
+    assert tracker.flush(60.0)
+    ended = _runs(default_uri(study_dir))["untrained backbone"].info.end_time
+    assert ended
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 6000)
+    tracker.baseline("test", {"map_at_r": 0.2})
+    assert tracker.close(60.0)
+    run = _runs(default_uri(study_dir))["untrained backbone"]
+    assert run.data.metrics == {"map_at_r": 0.1, "test/map_at_r": 0.2}
+    assert (run.info.end_time, run.info.status) == (ended, "FINISHED")
 
 
 def test_two_runs_of_one_trial_are_healed(
@@ -273,6 +319,38 @@ def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
     assert {name: run.info.run_id for name, run in after.items()} == {
         name: run.info.run_id for name, run in before.items() if name != gone
     }
+
+
+@pytest.mark.parametrize("kind", ["database", "server"])
+def test_a_trial_deleted_while_it_runs_is_let_go(
+    kind: str, study_dir: Path, open_tracker: Any, story: Any, request: pytest.FixtureRequest
+) -> None:
+    uri = default_uri(study_dir)
+    if kind == "server":
+        uri = request.getfixturevalue("mlflow_server")
+    tracker = open_tracker(study_dir, uri if kind == "server" else None, experiment="let-go")
+    tracker.open_study(name="let-go", plan=story.plan, losses=["circle"], note="")
+    for number in (1, 2, 3):
+        tracker.trial_started(story.record("circle", number))
+    assert tracker.flush(60.0)
+    client, before = MlflowClient(uri), _runs(uri, "let-go")
+    for name in before:
+        if name.startswith(("circle-001", "circle-002")):
+            client.delete_run(before[name].info.run_id)
+    for epoch in (1, 2):
+        tracker.epoch("circle-0001", epoch, story.metrics(1, epoch), timestamp=1.8e9 + epoch)
+    picture = study_dir / "circle.png"
+    picture.write_bytes(b"png")
+    tracker.gallery(picture, loss="circle", trial="circle-0001")
+    tracker.trial_ended("circle-0001", state="finished", timestamp=1.8e9 + 9)
+    tracker.end_study(state="KILLED")
+    assert tracker.close(60.0)
+    assert tracker.status().refused == 0
+    after = _runs(uri, "let-go")
+    assert sorted(name[:10] for name in after) == ["circle", "circle-003", "let-go"]
+    assert after["let-go"].info.status == "KILLED"
+    shown = client.list_artifacts(after["circle"].info.run_id)
+    assert [file.path for file in shown] == ["circle.png"]
 
 
 def test_more_settings_and_metrics_than_one_request_takes(
