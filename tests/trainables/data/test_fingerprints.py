@@ -30,7 +30,7 @@ def read(tmp_path: Path, n_train: int, query: str = "", **more: Any) -> Dataset:
 def test_a_class_that_changes_sides_is_seen(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(1)
     shape = (48, 8) if kind == "features" else (48, 6, 6, 3)
-    items = {kind: rng.integers(0, 255, shape, dtype=np.uint8)}
+    items: dict[str, Any] = {kind: rng.integers(0, 255, shape, dtype=np.uint8)}
     six, again, eight = (read(tmp_path, n, **items) for n in (6, 6, 8))
     assert six.fingerprint == again.fingerprint
     assert six.fingerprint != eight.fingerprint
