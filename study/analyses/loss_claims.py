@@ -87,7 +87,7 @@ def _tuned_trials(
 
 
 def _confirmations(table: TrialTable, loss: str) -> pd.DataFrame:
-    trials = confirmed_trials(table, loss)
+    trials: pd.DataFrame = confirmed_trials(table, loss)
     return trials[trials["epochs"] >= full_epochs(table, loss)]
 
 

@@ -170,10 +170,11 @@ def _check_epochs(frame: pd.DataFrame, full: int | None, csv: Path) -> pd.DataFr
         )
     epochs = epochs.fillna(full) if full is not None else epochs
     frame = frame.assign(epoch=_whole(frame, epochs, "epoch", csv))
-    longest = frame.loc[frame["epoch"].idxmax()]
-    if full is not None and longest["epoch"] > full:
+    longest = int(frame["epoch"].max())
+    if full is not None and longest > full:
+        trial = frame["trial"][frame["epoch"] == longest].iloc[0]
         raise StudyError(
-            f"{csv}: {longest['trial']} has {longest['epoch']} epochs, but a full trial has {full} "
+            f"{csv}: {trial} has {longest} epochs, but a full trial has {full} "
             "by the space file's `epochs`"
         )
     return frame
