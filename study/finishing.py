@@ -7,10 +7,11 @@ import copy
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from study.plan import Plan
 from study.processes import module, surroundings
 from study.requests import confirm_seed, plain_value
 from study.table import KNOB, TrialTable
+from study.tracking.redaction import redact
 from study.tracking.writer import Tracker
 from study.tuning.ledger import Ledger
 from trainables.backbone import Backbone
@@ -249,11 +251,22 @@ class Refresher:
         plan: The study.
         tracker: Keeps it.
         seconds: Least time between two reports; a slow report waits longer.
+        warn: Told once, in one line, why a report could not be made.
     """
 
-    def __init__(self, home: StudyHome, plan: Plan, tracker: Tracker, *, seconds: float) -> None:
+    def __init__(
+        self,
+        home: StudyHome,
+        plan: Plan,
+        tracker: Tracker,
+        *,
+        seconds: float,
+        warn: Callable[[str], None],
+    ) -> None:
         self._home, self._plan, self._tracker = home, plan, tracker
-        self._seconds = seconds
+        self._seconds, self._warn = seconds, warn
+        self._errors: IO[bytes] | None = None
+        self._warned = False
         self._process: subprocess.Popen[bytes] | None = None
         self._started = time.monotonic()
 
@@ -272,20 +285,35 @@ class Refresher:
             if code == 0:
                 keep_report(self._home, self._plan, self._tracker)
                 self._note(progress)
-            self._process = None
+            elif not self._warned:
+                self._warned = True
+                self._warn(f"no report while the study runs: {self._last_error() or code}")
+            self._close()
             self._seconds = max(self._seconds, 20.0 * elapsed)
         elif elapsed >= self._seconds:
             self._note(progress)
             self._started = time.monotonic()
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _close)
             self._process = subprocess.Popen(
                 [*module("study.finishing"), self._plan.name, str(self._home.report)],
                 # Not on the command line, which every user of the machine can read.
                 env=surroundings(**{_STORE: self._home.tracking_uri(self._plan)}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
                 start_new_session=True,
             )
+
+    def _last_error(self) -> str:
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return redact(lines[-1])[:300] if lines else ""
+
+    def _close(self) -> None:
+        self._process = None
+        if self._errors is not None:
+            self._errors.close()
 
     def _note(self, progress: list[Progress]) -> None:
         reported = (self._home.report / "index.html").exists()
@@ -299,6 +327,7 @@ class Refresher:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        self._close()
 
 
 def _report_quietly(name: str, out: str) -> None:

@@ -87,12 +87,13 @@ def _tuned_trials(
 
 
 def _confirmations(table: TrialTable, loss: str) -> pd.DataFrame:
-    trials: pd.DataFrame = confirmed_trials(table, loss)
+    trials = confirmed_trials(table, loss)
     return trials[trials["epochs"] >= full_epochs(table, loss)]
 
 
 def _repeats(table: TrialTable, loss: str) -> pd.DataFrame:
-    trials, best = searching(table, loss), incumbent(table, loss)
+    trials: pd.DataFrame = searching(table, loss)
+    best = incumbent(table, loss)
     full = (trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()
     if best is None:
         return trials[:0]

@@ -34,4 +34,10 @@ def command(name: str, root: Path | None, address: str | None, cluster: Path | N
     plan = load_plan(home.directory)
     need_finished_search(home, plan)
     jobs = confirm_jobs(plan, incumbents(home, plan))
-    return execute(home, plan, requests=jobs, search=False, address=address)
+    code = execute(home, plan, requests=jobs, search=False, address=address)
+    if code == 0:
+        from study.tracking.model import serve_command
+
+        if serve := serve_command(home.tracking_uri(plan), plan.name):
+            click.echo(f"its winner:   {serve}")
+    return code

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import mlflow
 import numpy as np
 import torch
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ from study.tracking import records as names
 from study.tracking.address import with_driver
 from study.tracking.fetch import reader_settings
 from study.tracking.reader import find_experiment
+from study.tracking.redaction import redact
 
 MODEL_NAME = "embedding"
 ALIAS = "winner"
@@ -117,6 +120,20 @@ def log_model(
         )
         client.set_registered_model_alias(study, ALIAS, str(info.registered_model_version))
     return f"models:/{study}/{info.registered_model_version}"
+
+
+def serve_command(uri: str, study: str) -> str:
+    """The command that serves the study's winner on this machine; empty while it has none."""
+    uri = with_driver(uri)
+    with reader_settings():
+        try:
+            MlflowClient(tracking_uri=uri).get_model_version_by_alias(study, ALIAS)
+        except MlflowException:
+            return ""
+    return (
+        f"MLFLOW_TRACKING_URI={shlex.quote(redact(uri))} "
+        f"mlflow models serve -m models:/{study}@{ALIAS} --env-manager local"
+    )
 
 
 def export(network: nn.Module, inputs: Images | Features, path: Path) -> int:

@@ -97,7 +97,7 @@ class Desk:
                     return None
                 self._end_all(own)  # nothing is left to start that could tell more about them
                 continue
-            self._nodes_lost_before[job.trial] = self._nodes_lost()
+            self._look_for_lost_nodes(job.trial)
             self._listener.started(job)
             try:
                 spec = self._plan.trial_spec(
@@ -185,7 +185,7 @@ class Desk:
         if job is None:
             return
         self._brake.gone(trial)
-        if self._nodes_lost() == self._nodes_lost_before.get(trial, 0):
+        if not self._look_for_lost_nodes(trial):
             self._losses[trial] = self._losses.get(trial, 0) + 1
         times = self._losses.get(trial, 0)
         if times <= MAX_LOSSES:
@@ -194,6 +194,19 @@ class Desk:
         seconds, done = self._seconds.get(trial, 0.0), self.ledger.epochs_done(trial)
         error = reason or f"its process died {times} times in the same epoch"
         self._fail(job, Outcome("failed", done, math.nan, seconds=seconds, error=error))
+
+    def _look_for_lost_nodes(self, trial: str) -> bool:
+        """Whether a node was lost since the last look; the trial's last loss was not its own then.
+
+        Ranks notice a dead node at once and end, Ray calls it dead only later, so that the loss
+        may have been counted in between.
+        """
+        lost = self._nodes_lost()
+        is_more = lost > self._nodes_lost_before.get(trial, lost)
+        self._nodes_lost_before[trial] = lost
+        if is_more and self._losses.get(trial):
+            self._losses[trial] -= 1
+        return is_more
 
     def _fail(self, job: Job, outcome: Outcome) -> None:
         """A trial failed; before its first epoch the reason may be one that strikes all trials.

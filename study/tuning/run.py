@@ -131,7 +131,9 @@ def run(
                 lasting = Patience(resources, warned), watch, files, untrained
                 with (
                     ray_session(resources, address, say, on_death, warned),
-                    Refresher(home, plan, tracker, seconds=_pause(report)) as refresher,
+                    Refresher(
+                        home, plan, tracker, seconds=_pause(report), warn=warned
+                    ) as refresher,
                     growth(plan.name, resources) as grown,
                 ):
                     show = _shower(desk, tick, refresher, grown, lasting)

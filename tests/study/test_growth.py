@@ -119,6 +119,7 @@ def lose(folder: Path, nodes_lost: Callable[[], int], times: int) -> Desk:
     for _ in range(times):
         spec = desk.start()
         assert spec is not None
+        assert spec["trial"].endswith("-0000"), "it is never given up"
         desk.lost(spec["trial"])
     return desk
 
@@ -131,7 +132,18 @@ def test_lost_nodes_are_pauses_and_lost_processes_are_not_for_ever(tmp_path: Pat
     assert sum(p.failed for p in spot.ledger.progress()) == 0
     assert sum(p.ended for p in spot.ledger.progress()) == 0
     crash = lose(tmp_path / "b", lambda: 0, MAX_LOSSES + 1)
-    assert sum(p.failed for p in crash.ledger.progress()) == 1
+    other = crash.start()
+    assert other is not None
+    crash.result(other["trial"], {"state": "running", "epoch": 1, "score": 0.5})
+    (failed,) = (job for job in crash.ledger.ended_jobs() if job.trial != other["trial"])
+    assert failed.trial.endswith("-0000"), "it was its own fault, since another one trains"
+
+
+def test_a_node_that_ray_calls_dead_only_later_is_a_pause_too(tmp_path: Path) -> None:
+    """Ranks end as soon as the other node is silent: the count rises before the next start."""
+    looks = iter(range(1000))
+    late = lose(tmp_path, lambda: next(looks) // 2, 4 * MAX_LOSSES)
+    assert sum(p.failed + p.ended for p in late.ledger.progress()) == 0
 
 
 def test_cost_is_trials_times_epochs_times_seconds() -> None:

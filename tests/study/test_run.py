@@ -151,7 +151,7 @@ def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_p
     fields["study_id"] = plan.study_id
     with (
         Tracker(uri, spool=real_study.spool, **fields) as tracker,
-        Refresher(real_study, plan, tracker, seconds=0.0) as refresher,
+        Refresher(real_study, plan, tracker, seconds=0.0, warn=pytest.fail) as refresher,
     ):
         deadline = time.monotonic() + 120
         while page.read_bytes() != before or refresher.is_busy:
@@ -164,6 +164,38 @@ def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_p
     (study,) = client.search_runs([experiment.experiment_id], "tags.`dml.kind` = 'study'")
     path = client.download_artifacts(study.info.run_id, "report/index.html", str(tmp_path))
     assert Path(path).read_bytes() == before
+
+
+def test_a_report_that_cannot_be_made_while_a_study_runs_is_said_once(
+    real_study: StudyHome, tmp_path: Path
+) -> None:
+    from study.finishing import Refresher
+    from study.tracking.writer import Tracker
+
+    plan = load_plan(real_study.directory)
+    other = StudyHome(tmp_path / "other")
+    shutil.copytree(real_study.directory, other.directory)
+    shutil.rmtree(other.report)
+    other.report.write_text("a file in the report's place", encoding="utf-8")
+    said: list[str] = []
+    uri = other.tracking_uri(plan)
+    with (
+        Tracker(
+            uri, spool=other.spool, artifact_root=None, experiment=plan.name, study_id=plan.study_id
+        ) as tracker,
+        Refresher(other, plan, tracker, seconds=0.0, warn=said.append) as refresher,
+    ):
+        deadline, tries = time.monotonic() + 120, 0
+        while tries < 2:
+            assert time.monotonic() < deadline
+            was_busy = refresher.is_busy
+            refresher.tick([])
+            tries += was_busy and not refresher.is_busy
+            time.sleep(0.05)
+            refresher._seconds = 0.0
+    assert len(said) == 1
+    assert "no report while the study runs" in said[0]
+    assert "report" in said[0].partition(":")[2]
 
 
 @pytest.mark.parametrize(

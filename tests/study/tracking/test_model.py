@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from torch import nn
 from study.errors import StudyError
 from study.finishing import whole_network
 from study.tracking.local import default_uri, relocate
-from study.tracking.model import Features, Images, export, log_model
+from study.tracking.model import Features, Images, export, log_model, serve_command
 from study.tracking.server import free_port
 from trainables.backbone import build_backbone
 from trainables.model import EmbeddingModel, pool
@@ -59,9 +60,12 @@ def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
     inputs = Images(height=24, width=20)
     before = mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")
     log = partial(log_model, uri, study="groceries", trial="circle-0008", inputs=inputs)
+    assert serve_command(uri, "groceries") == ""
     address = log(network=network, tags={"loss": "circle"})
     assert address == "models:/groceries/1"
     assert log(network=network) == address
+    words = shlex.split(serve_command(uri, "groceries"))
+    assert words[0] == f"MLFLOW_TRACKING_URI={uri}"
     assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")) == before
     version = MlflowClient(uri).get_model_version("groceries", "1")
     run = MlflowClient(uri).get_run(version.run_id)
@@ -73,7 +77,7 @@ def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
     with torch.inference_mode():
         batch = (torch.from_numpy(images).float() / 255 - mean) / std
         expected = network(batch.permute(0, 3, 1, 2)).numpy()
-    given = _in_another_process(uri, address, images, store)
+    given = _in_another_process(words, images, store)
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -114,16 +118,18 @@ def test_a_frozen_backbone_of_tokens_travels_with_the_model(tmp_path: Path) -> N
 
 
 def _in_another_process(
-    uri: str, address: str, images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], folder: Path
+    words: list[str], images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], folder: Path
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """The answer of `mlflow models serve`, run where this project cannot be imported."""
+    """What the command that serves it answers, run where this project cannot be imported."""
     port = free_port()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    ours = {"MLFLOW_TRACKING_URI": uri, "PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", address, "--host"]
+    ours = {"PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1"}
+    setting, program, *command = words
+    assert program == "mlflow"
+    ours |= dict([setting.split("=", 1)])
     log = (folder / "serve.log").open("wb")
     server = subprocess.Popen(
-        [*command, "127.0.0.1", "--port", str(port), "--env-manager", "local"],
+        [sys.executable, "-m", "mlflow", *command, "--host", "127.0.0.1", "--port", str(port)],
         env={**os.environ, **ours},
         cwd=folder,
         stdout=log,
