@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from search_spaces.space import Float, Knob, Published, Space
 from search_spaces.training import COMMON_RATES, PROXY_RATES, STAND_IN
 
@@ -28,6 +30,21 @@ SPACE = Space(
             "Proxy Synthesis's code, its NormSoftmax baseline on Cars-196",
             {"temperature": 1 / 23, **COMMON_RATES},
             note="Rates as published, with L2 decay and Adam's eps at 0.01.",
+        ),
+    ),
+)
+
+# The scale is a parameter of the loss; what is searched is where it starts.
+NORMFACE = replace(
+    SPACE,
+    paper="Wang et al., ACM MM 2017, arXiv:1704.06369",
+    fixed={"temperature_mode": "learned"},
+    published=(
+        Published(
+            "official code, faces",
+            {"temperature": 0.1, **COMMON_RATES},
+            note=STAND_IN + "the authors use SGD, with class weights 100 times as fast as the "
+            "rest. The scale starts at 10.",
         ),
     ),
 )

@@ -19,7 +19,8 @@ SPACE = Space(
             Float(1.0, 100.0, log=True),
             symbol="s",
             reason="The factor of the squared distance: cosine scales 2 to 200, as for the other "
-            "softmax losses. Published 8 and 9, tuned ones on record 8 to 14. Acts by its ratio.",
+            "softmax losses. Published 8 (SOP), 9 and 12, tuned ones on record 8 to 14. Acts by "
+            "its ratio.",
         ),
     },
     nuisance=PROXY_RATES,

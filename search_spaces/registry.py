@@ -49,7 +49,9 @@ LIBRARY = "pml:"
 
 # Other ready-made questions about a loss, by (loss, variant): `space: official` in a study file.
 VARIANTS: Mapping[tuple[str, str], Space] = {
+    ("norm_softmax", "normface"): norm_softmax.NORMFACE,
     ("proxy_nca_pp", "official"): proxy_nca_pp.OFFICIAL,
+    ("triplet", "semihard"): triplet.SEMIHARD,
 }
 
 

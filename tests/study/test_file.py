@@ -398,6 +398,6 @@ def test_another_ready_made_space_of_a_loss() -> None:
     with pytest.raises(StudyError, match="no other space 'oficial'; known: official"):
         plan_of({"losses": {"proxy_nca_pp": {"space": "oficial"}}})
     with pytest.raises(StudyError, match="no other space 'official'; known: none"):
-        plan_of({"losses": {"triplet": {"space": "official"}}})
+        plan_of({"losses": {"circle": {"space": "official"}}})
     with pytest.raises(StudyError, match="did you mean 'space'"):
         plan_of({"losses": {"triplet": {"spce": "official"}}})
