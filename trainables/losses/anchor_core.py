@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trainables.losses.blocks import (
     ALONE,
@@ -111,6 +112,7 @@ class _AnchorScores(torch.autograd.Function):
         return push, positive
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, inverse_x, *proxies = ctx.saved_tensors
         options: _Options = ctx.options

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trainables.losses.blocks import (
     ALONE,
@@ -126,6 +127,7 @@ class _ClassScores(torch.autograd.Function):
         return tuple(scores)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, inverse_x, _, negatives, *proxies = ctx.saved_tensors
         needs = ctx.needs_input_grad

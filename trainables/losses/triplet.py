@@ -16,6 +16,8 @@ from trainables.losses.pairs import distances, pairs_of
 from trainables.losses.proxy_loss import Setup, check_batch
 
 Mining = Literal["hard", "semihard"]
+MINED = 2**22
+"""Distances looked at together for semi-hard triplets."""
 
 
 class TripletLoss(nn.Module):
@@ -56,10 +58,17 @@ class TripletLoss(nn.Module):
 
     def _semihard(self, d: Tensor, labels: Tensor) -> Tensor:
         same, other = pairs_of(labels)
-        anchor, positive = torch.nonzero(same, as_tuple=True)
-        gaps = d[anchor, positive][:, None] - d[anchor]  # (positive pairs, batch)
-        mined = other[anchor] & (gaps < 0) & (gaps >= -self.margin)
-        return gaps[mined]
+        fixed, found = d.detach(), []
+        # As many positive pairs at a time as their rows of distances fit into the memory stated.
+        for pairs in torch.split(torch.nonzero(same), max(1, MINED // len(labels))):
+            anchor, positive = pairs.T
+            gaps = fixed[anchor, positive][:, None] - fixed[anchor]  # (positive pairs, batch)
+            pair, negative = torch.nonzero(
+                other[anchor] & (gaps < 0) & (gaps >= -self.margin), as_tuple=True
+            )
+            found.append(torch.stack([anchor[pair], positive[pair], negative]))
+        a, p, n = torch.cat(found, dim=1)
+        return d[a, p] - d[a, n]
 
 
 def triplet(setup: Setup, *, margin: float, mining: Mining = "hard") -> TripletLoss:

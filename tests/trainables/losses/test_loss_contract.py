@@ -424,3 +424,28 @@ def test_impossible_conditions_are_refused(given: dict[str, Any], words: str) ->
     whole = {"name": "norm_softmax", "n_classes": 5, "dim": 4, "temperature": 0.1, **given}
     with pytest.raises(ValueError, match=words):
         build_loss(**whole)
+
+
+def test_semihard_triplets_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(14, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    y = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4])
+    loss = build_loss("triplet", n_classes=5, dim=4, margin=0.3, mining="semihard")
+    whole = loss(x, y)
+    (gradient,) = torch.autograd.grad(whole, x)
+    assert whole > 0
+    monkeypatch.setattr("trainables.losses.triplet.MINED", 30)  # two pairs at a time
+    pieces = loss(x, y)
+    torch.testing.assert_close(pieces, whole, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(torch.autograd.grad(pieces, x)[0], gradient, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ["norm_softmax", "proxy_anchor"])
+def test_a_second_derivative_is_refused_in_words(name: str) -> None:
+    knobs = {"temperature": 0.1} if name == "norm_softmax" else {"alpha": 32.0, "delta": 0.1}
+    loss = build_loss(name, n_classes=5, dim=4, **knobs)
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    value = loss(x, torch.arange(6) % 5)
+    (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
