@@ -91,12 +91,17 @@ def log_model(
     Returns:
         The address for `mlflow models serve -m`, e.g. `models:/my-study/1`. A trial that has a
         version already keeps it. `models:/my-study@winner` is always the one logged last.
+
+    Raises:
+        StudyError: No such trial, or a model of that name that no study registered.
     """
     uri = with_driver(uri)
     client = MlflowClient(tracking_uri=uri)
     with reader_settings(), _using(uri), tempfile.TemporaryDirectory() as folder:
         run_id, experiment_id = _run_of(client, study, trial)
         for version in client.search_model_versions(f"name = '{study}'"):
+            if version.tags.get(names.STUDY) != study:
+                raise StudyError(f"the store has a model {study!r} of somebody else")
             if version.run_id == run_id:
                 client.set_registered_model_alias(study, ALIAS, version.version)
                 return f"models:/{study}/{version.version}"

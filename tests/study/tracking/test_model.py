@@ -99,6 +99,16 @@ def test_features_and_unknown_trials(store: Path) -> None:
         log_model(uri, study="groceries", trial="circle-9999", network=network, inputs=Features(12))
 
 
+def test_a_model_of_somebody_else_is_left_alone(store: Path) -> None:
+    uri, network = default_uri(store), nn.Linear(12, 4)
+    client = MlflowClient(uri)
+    client.create_registered_model("groceries")
+    client.create_model_version("groceries", source=str(store))
+    with pytest.raises(StudyError, match="a model 'groceries' of somebody else"):
+        log_model(uri, study="groceries", trial="circle-0001", network=network, inputs=Features(12))
+    assert [v.version for v in client.search_model_versions("name = 'groceries'")] == [1]
+
+
 def test_a_frozen_backbone_of_tokens_travels_with_the_model(tmp_path: Path) -> None:
     backbone = build_backbone("test_vit", in_channels=3, image_size=32, frozen=True)
     head = EmbeddingModel(
