@@ -95,30 +95,6 @@ class Rooms:
         return room
 
 
-class Shelf:
-    """Memory for what a block holds until its gradient is written: where that gradient will be.
-
-    Memory that is new has to be made ready by the system, which costs as much as filling it many
-    times. The gradient's is needed anyway, and what backward reads is used up before it writes.
-
-    Args:
-        room: The block's part of a gradient; None, or one of another dtype, has no space.
-        dtype: Of what is to be held.
-    """
-
-    def __init__(self, room: Tensor | None, dtype: torch.dtype) -> None:
-        usable = room is not None and room.dtype == dtype and room.is_contiguous()
-        self._free = room.view(-1) if room is not None and usable else None
-
-    def take(self, model: Tensor, *shape: int) -> Tensor:
-        """Space of this shape, new memory where there is none left."""
-        size = math.prod(shape)
-        if self._free is None or len(self._free) < size:
-            return model.new_empty(shape)
-        taken, self._free = self._free[:size], self._free[size:]
-        return taken.view(shape)
-
-
 class Block(NamedTuple):
     """Consecutive rows of one segment, and the samples whose own class is among them.
 
@@ -130,11 +106,6 @@ class Block(NamedTuple):
     stop: int
     rows: Tensor
     columns: Tensor
-
-    def of(self, rows: Sequence[Tensor | None]) -> Tensor | None:
-        """The block's part of what there is for all rows of each segment."""
-        whole = rows[self.segment]
-        return None if whole is None else whole[self.start : self.stop]
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -269,11 +240,9 @@ def write_gradient(
     if out is None:
         return
     with wide(out, x.dtype) as result:
-        if along is None:
-            torch.mm(g.T, x, out=result)
-        else:
-            # A product that is added to what is there hides the reading of it.
-            torch.mul(p, along[:, None], out=result).addmm_(g.T, x, beta=-1.0)
+        torch.mm(g.T, x, out=result)
+        if along is not None:
+            result.addcmul_(p, along[:, None], value=-1.0)
 
 
 @contextmanager

@@ -31,10 +31,10 @@ def spread_sum(products: Tensor, inverse: Tensor) -> Tensor:
     return distances.sum() / 2.0
 
 
-def write_spread_gradient(
+def add_spread_gradient(
     out: Tensor, centres: Tensor, products: Tensor, inverse: Tensor, factor: Tensor, less: Tensor
 ) -> None:
-    """Write `factor` times the gradient of `spread_sum`, minus less * centres.
+    """Add `factor` times the gradient of `spread_sum` to `out`, and subtract less * centres.
 
     `out` and `centres` are (classes, K, dim), `less` is (classes, K): what a caller has to take
     off along each centre anyway costs nothing as part of the same product.
@@ -47,7 +47,7 @@ def write_spread_gradient(
     slopes.diagonal(dim1=1, dim2=2).sub_(along)
     slopes.mul_(inverse[:, :, None] * factor).mul_(inverse[:, None, :])
     slopes.diagonal(dim1=1, dim2=2).sub_(less)
-    torch.bmm(slopes, centres, out=out)
+    out.baddbmm_(slopes, centres)
 
 
 def _cosines(products: Tensor, inverse: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import LOG2_E, Rooms, Shelf, floored_exp2_
+from trainables.losses.blocks import LOG2_E, Rooms, floored_exp2_
 from trainables.losses.samples import Mixture
 
 
@@ -21,13 +21,13 @@ class Pooled(NamedTuple):
     """Similarities to classes, (batch, classes), and what backward needs of the way there.
 
     `proxies` are similarities to proxies, (classes, K, batch), times `unit(temperature)`. Where
-    the choice is soft the weights are 2^(proxies - shift) / total (no shift where none is needed),
-    both (classes, batch).
+    the choice is soft the weights are 2^(proxies - shift) * inverse_sum (no shift where none is
+    needed), both (classes, batch).
     """
 
     classes: Tensor
     proxies: Tensor
-    total: Tensor | None = None
+    inverse_sum: Tensor | None = None
     shift: Tensor | None = None
 
 
@@ -39,15 +39,10 @@ _FEW = 4
 
 
 def pool(
-    samples: Mixture,
-    p: Tensor,
-    inverse_p: Tensor,
-    temperature: float | None,
-    rooms: Rooms,
-    shelf: Shelf,
+    samples: Mixture, p: Tensor, inverse_p: Tensor, temperature: float | None, rooms: Rooms
 ) -> Pooled:
     """Similarities of samples to (classes, K, dim), whose 1 / norms are (classes, K)."""
-    proxies = shelf.take(p, *p.shape[:2], samples.rows)
+    proxies = p.new_empty(*p.shape[:2], samples.rows)
     factors = inverse_p.flatten() * unit(temperature)
     samples.similarities_(proxies.flatten(0, 1).T, p.flatten(0, 1), factors)
     if temperature is None:
@@ -55,11 +50,9 @@ def pool(
     safe = temperature * _SAFE_EXPONENT >= 1.0
     shift = None if safe else proxies.amax(dim=1)
     shares = _shares(proxies, shift, rooms)
-    total = _sum(shares, shelf.take(p, len(p), samples.rows))
-    classes = _sum(shares.mul_(proxies), shelf.take(p, len(p), samples.rows))
-    zero = p.new_zeros(())
-    torch.addcdiv(zero, classes, total, value=1.0 / unit(temperature), out=classes)
-    return Pooled(classes.T, proxies, total, shift)
+    inverse_sum = _sum(shares).reciprocal_()
+    classes = _sum(shares.mul_(proxies)).mul_(inverse_sum).mul_(1.0 / unit(temperature))
+    return Pooled(classes.T, proxies, inverse_sum, shift)
 
 
 def unit(temperature: float | None) -> float:
@@ -76,15 +69,16 @@ def proxy_gradients(
     """
     proxies, grad = pooled.proxies, grad.T
     out = rooms.like("gradients", proxies)
-    if temperature is None or pooled.total is None:
+    if temperature is None or pooled.inverse_sum is None:
         # Equal nearest proxies: the first takes all, so that the weights always sum to one.
         nearest = proxies.argmax(dim=1, keepdim=True)
         return out.zero_().scatter_(1, nearest, grad[:, None])
     # w_k (1 + (s_k - S) / T) grad, as share_k (a + b s_k) with a and b free of k
-    b = torch.div(grad, pooled.total, out=rooms.like("slope", grad))
+    b = torch.mul(grad, pooled.inverse_sum, out=rooms.like("slope", grad))
     a = rooms.like("offset", grad)
     torch.addcmul(b, b, pooled.classes.T, value=-1.0 / temperature, out=a)
-    torch.addcmul(a[:, None], b[:, None], proxies, value=1.0 / LOG2_E, out=out)
+    b.mul_(1.0 / LOG2_E)
+    torch.addcmul(a[:, None], b[:, None], proxies, out=out)
     return out.mul_(_shares(proxies, pooled.shift, rooms))
 
 
@@ -95,11 +89,11 @@ def _shares(proxies: Tensor, shift: Tensor | None, rooms: Rooms) -> Tensor:
     return floored_exp2_(torch.sub(proxies, shift[:, None], out=out))
 
 
-def _sum(planes: Tensor, out: Tensor) -> Tensor:
+def _sum(planes: Tensor) -> Tensor:
     """Over the proxies of a class; torch's own loop over few of them takes twice the time."""
     if planes.shape[1] > _FEW:
-        return torch.sum(planes, dim=1, out=out)
-    torch.add(planes[:, 0], planes[:, 1], out=out)
+        return planes.sum(dim=1)
+    total = planes[:, 0] + planes[:, 1]
     for k in range(2, planes.shape[1]):
-        out += planes[:, k]
-    return out
+        total += planes[:, k]
+    return total

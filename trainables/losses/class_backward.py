@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainables.losses.blocks import Block, Rooms, wide, write_gradient
-from trainables.losses.centre_spread import write_spread_gradient
+from trainables.losses.centre_spread import add_spread_gradient
 from trainables.losses.centres import proxy_gradients, unit
 from trainables.losses.class_forward import Similarities, finite
 from trainables.losses.class_logits import Logits
@@ -66,11 +66,11 @@ class Back:
             self.grad_scale += self.logits.slope_of_scale(classes, g) / self.scale
         self.logits.weigh_(g, classes)
         g[own] = self.grad_positive[block.rows]
-        room = block.of(self.grad_proxies)
-        if room is None:
+        whole = self.grad_proxies[block.segment]
+        if whole is None:
             self._multiply(p, g, found, None, products)
             return
-        with wide(room, self.x.dtype) as out:
+        with wide(whole[block.start : block.stop], self.x.dtype) as out:
             self._multiply(p, g, found, out, products)
 
     def _multiply(
@@ -99,10 +99,10 @@ class Back:
         if along is None or products is None or self.grad_spread is None:
             write_gradient(flat, g, self.x, p, along)
             return
+        write_gradient(flat, g, self.x, p, None)
         centres, less = p.view_as(out), along.view(out.shape[:2])
         inverse = inverse_p.view(out.shape[:2])
-        write_spread_gradient(out, centres, products, inverse, self.grad_spread, less)
-        flat.addmm_(g.T, self.x)
+        add_spread_gradient(out, centres, products, inverse, self.grad_spread, less)
 
     def finish(self, inverse_x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the raw embeddings and of the scale, summed over shards."""

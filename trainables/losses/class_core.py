@@ -26,7 +26,6 @@ from trainables.losses.blocks import (
     Reducer,
     Rooms,
     Segment,
-    Shelf,
     compute_dtype,
     cut,
     full_precision,
@@ -108,21 +107,18 @@ class _ClassScores(torch.autograd.Function):
         samples = Mixture(x, between)
         keep = own_similarities_fit(segments, samples.rows, size, options.budget)
         scan, rooms = Scan(x, samples.rows, float(scale), options), Rooms()
-        gradients = _gradients(proxies, ctx.needs_input_grad[7:], wanted=keep)
         kept: list[Similarities] = []
         products: list[Tensor | None] = []
         for block, p in iterate(blocks, proxies, dtype):
             products.append(scan.products(block, p))
-            shelf = Shelf(block.of(gradients), dtype)
-            found = similarities(samples, p, block, options.rule, products[-1], rooms, shelf)
+            found = similarities(samples, p, block, options.rule, products[-1], rooms)
             scan.add(block, found.classes)
             scan.add_spread(products[-1], found.inverse_p)
             if keep:
                 kept.append(found)
         scores = Scores(*scan.finish())
         ctx.save_for_backward(x, inverse_x, labels, scores.negatives, *proxies)
-        ctx.blocks, ctx.kept, ctx.gradients = blocks, kept, gradients
-        ctx.options, ctx.scale = options, scale
+        ctx.blocks, ctx.kept, ctx.options, ctx.scale = blocks, kept, options, scale
         ctx.products, ctx.input_dtype, ctx.between = products, embeddings.dtype, between
         return tuple(scores)
 
@@ -130,23 +126,22 @@ class _ClassScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, inverse_x, _, negatives, *proxies = ctx.saved_tensors
+        # The kept similarities are used up; a second backward computes them again.
+        kept, ctx.kept = ctx.kept, []
         needs = ctx.needs_input_grad
-        # What was kept is used up; a second backward computes it again.
-        kept, ctx.kept, gradients, ctx.gradients = ctx.kept, [], ctx.gradients, []
-        if not kept:
-            gradients = _gradients(proxies, needs[7:], wanted=True)
+        rooms = [
+            torch.empty_like(p) if n else None for p, n in zip(proxies, needs[7:], strict=True)
+        ]
         with full_precision(x):
             scale, options, samples = float(ctx.scale), ctx.options, Mixture(x, ctx.between)
-            back = Back(samples, negatives, grads, scale, options, gradients, with_scale=needs[4])
+            back = Back(samples, negatives, grads, scale, options, rooms, with_scale=needs[4])
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 products = ctx.products[number]
-                if kept:
-                    found = kept[number]
-                else:
-                    shelf = Shelf(block.of(gradients), x.dtype)
-                    found = similarities(
-                        samples, p, block, options.rule, products, back.rooms, shelf
-                    )
+                found = (
+                    kept[number]
+                    if kept
+                    else similarities(samples, p, block, options.rule, products, back.rooms)
+                )
                 back.add(block, p, found, products)
             grad_x, grad_scale = back.finish(inverse_x)
         return (
@@ -157,15 +152,5 @@ class _ClassScores(torch.autograd.Function):
             grad_scale.to(ctx.scale) if needs[4] else None,
             None,
             None,
-            *gradients,
+            *rooms,
         )
-
-
-def _gradients(
-    proxies: Sequence[Tensor], needed: Sequence[bool], *, wanted: bool
-) -> list[Tensor | None]:
-    """Room for the gradient of each segment's proxies that needs one."""
-    return [
-        torch.empty_like(p) if wanted and need else None
-        for p, need in zip(proxies, needed, strict=True)
-    ]

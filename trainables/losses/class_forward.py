@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import ALONE, Block, Rooms, Shelf, inverse_norms
+from trainables.losses.blocks import ALONE, Block, Rooms, inverse_norms
 from trainables.losses.centre_spread import inner_products, spread_sum
 from trainables.losses.centres import Pooled, pool
 from trainables.losses.class_logits import Logits
@@ -29,28 +29,20 @@ class Similarities(NamedTuple):
 
 
 def similarities(
-    samples: Mixture,
-    p: Tensor,
-    block: Block,
-    rule: Rule,
-    products: Tensor | None,
-    rooms: Rooms,
-    shelf: Shelf,
+    samples: Mixture, p: Tensor, block: Block, rule: Rule, products: Tensor | None, rooms: Rooms
 ) -> Similarities:
     """The proxies' norms scale columns of the result: no normalised copy of the proxies.
 
-    `products` are those of each class's proxies, (classes, K, K), if somebody has made them. What
-    is found lies on the shelf.
+    `products` are those of each class's proxies, (classes, K, K), if somebody has made them.
     """
     squares = None if products is None else products.diagonal(dim1=1, dim2=2)
     inverse_p = inverse_norms(p, squares) if rule.normalise else torch.ones_like(p[..., 0])
-    pooled = None
-    if p.dim() == 3:
-        pooled = pool(samples, p, inverse_p, rule.centre_temperature, rooms, shelf)
+    pooled = pool(samples, p, inverse_p, rule.centre_temperature, rooms) if p.dim() == 3 else None
+    if pooled is not None:
         classes = pooled.classes
     else:
         factors = inverse_p if rule.normalise else None
-        classes = samples.similarities_(shelf.take(p, samples.rows, len(p)), p, factors)
+        classes = samples.similarities_(p.new_empty(samples.rows, len(p)), p, factors)
     if rule.circle_margin is not None:
         own = classes[block.rows, block.columns]
         classes.clamp_(min=-rule.circle_margin)[block.rows, block.columns] = own

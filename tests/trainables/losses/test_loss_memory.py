@@ -62,20 +62,11 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
     return x, torch.arange(count) * 20 % N_CLASSES
 
 
-def planes_of(loss: nn.Module, count: int) -> int:
-    """Numbers per sample and class that backward needs and that do not fit in the gradient.
-
-    With several centres these are theirs, then the sum of the weights, then the class's.
-    """
+def planes_of(loss: nn.Module) -> int:
+    """Numbers per sample and class that backward needs."""
     proxies = loss.proxies
     assert isinstance(proxies, Tensor)
-    space, planes = proxies[0].numel(), 0
-    for needed in (proxies.shape[1], 1, 1) if proxies.dim() == 3 else (1,):
-        if needed * count <= space:
-            space -= needed * count
-        else:
-            planes += needed
-    return planes
+    return proxies.shape[1] + 2 if proxies.dim() == 3 else 1
 
 
 def rest_of(loss: nn.Module, count: int) -> int:
@@ -99,7 +90,7 @@ def test_streaming_is_bounded_by_the_setting(name: str, make_loss: Make) -> None
     set_budget(loss, Budget(keep_bytes=0, block_bytes=BLOCK))
     peak = peak_bytes(loss, *samples(BATCH))
     assert peak <= loss.proxies.numel() * FLOAT + rest_of(loss, 2 * BATCH)
-    kept = BATCH * N_CLASSES * planes_of(loss, BATCH) * FLOAT
+    kept = BATCH * N_CLASSES * planes_of(loss) * FLOAT
     set_budget(loss, Budget(block_bytes=BLOCK))
     assert peak_bytes(loss, *samples(BATCH)) >= kept + loss.proxies.numel() * FLOAT
 
@@ -114,7 +105,7 @@ def test_memory_of_synthesis_is_the_formula(host: str, mu: float, make_loss: Mak
     loss = build(make_loss, f"{host}+synthesis", synthesis_mu=mu)
     peak = peak_bytes(loss, *samples(BATCH))
     count, classes = int((1 + mu) * BATCH), N_CLASSES + int(mu * BATCH)
-    kept = count * classes * planes_of(loss, count) * FLOAT
+    kept = count * classes * planes_of(loss) * FLOAT
     gradient = loss.proxies.numel() * FLOAT
     assert kept + gradient <= peak <= kept + gradient + rest_of(loss, count)
 
@@ -124,22 +115,7 @@ def test_no_copy_of_the_proxies(name: str, make_loss: Make) -> None:
     """Norms per row, not a normalised copy: their gradient alone is as large as the proxies."""
     loss = build(make_loss, name, dim=16 * DIM)
     x = torch.randn(4, 16 * DIM, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    planes = proxies.shape[1] + 2 if (proxies := loss.proxies).dim() == 3 else 1
-    kept = 8 * (N_CLASSES + 4) * planes * FLOAT
+    kept = 8 * (N_CLASSES + 4) * planes_of(loss) * FLOAT
     bound = loss.proxies.numel() * FLOAT + kept + rest_of(loss, 8)
     assert peak_bytes(loss, x, torch.arange(4)) <= bound
     assert bound < 2 * loss.proxies.numel() * FLOAT
-
-
-@pytest.mark.parametrize("name", ["norm_softmax", "arcface", "circle", "soft_triple"])
-def test_similarities_are_kept_where_the_gradient_will_be(name: str, make_loss: Make) -> None:
-    """A batch smaller than the dimension: keeping its similarities takes no memory of its own."""
-    count, dim = 32, 4 * DIM
-    loss = build(make_loss, name, dim=dim)
-    x = torch.randn(count, dim, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    peaks = []
-    for keep_bytes in (0, 2**30):
-        set_budget(loss, Budget(keep_bytes=keep_bytes, block_bytes=BLOCK))
-        peaks.append(peak_bytes(loss, x, torch.arange(count)))
-        loss.zero_grad()
-    assert peaks[1] <= peaks[0] + 2 * BLOCK < peaks[0] + count * N_CLASSES * FLOAT
