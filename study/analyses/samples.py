@@ -75,7 +75,8 @@ class Samples:
 def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
     """The rows of one loss; failed trials say nothing about the knobs and are left out.
 
-    Beyond `max_rows` rows the early epochs go first, then every second trial of the rest by order.
+    Beyond `max_rows` rows the early epochs go first, then trials that the sampler chose, which
+    crowd where it had been before: evenly by their order.
     """
     space = table.spaces[loss]
     knobs, distributions = tuple(space.distributions), tuple(space.distributions.values())
@@ -98,7 +99,7 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
         early = _early_rows(table, trials[~diverged], max_rows - len(last))
         rows = pd.concat([last, early], ignore_index=True) if len(early) else last
     elif len(last) > max_rows:
-        rows = last.iloc[np.linspace(0, len(last) - 1, max_rows).astype(int)]
+        rows = last.iloc[_spread((trials["origin"] == "bayes").to_numpy(dtype=bool), max_rows)]
     worst = float(rows["score"].min()) if rows["score"].notna().any() else 0.0
     by_trial = trials.set_index("trial")
     of_row = by_trial.loc[rows["trial"]]
@@ -116,6 +117,15 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
         blind=(of_row["origin"] == "sobol").to_numpy(dtype=bool),
         full_epochs=full,
     )
+
+
+def _spread(chosen: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
+    """`size` rows in order: all that no sampler chose, if they fit, and some of the others."""
+    free, rest = np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    if len(free) > size:
+        free, rest = free[np.linspace(0, len(free) - 1, size).astype(int)], rest[:0]
+    more = np.linspace(0, len(rest) - 1, size - len(free)).astype(int) if len(rest) else rest
+    return np.sort(np.concatenate([free, rest[more]])).astype(np.int64)
 
 
 def full_epochs(table: TrialTable, loss: str) -> float:
