@@ -336,7 +336,7 @@ def summary(
         print(f"{key.replace('_', ' ')}: {value:.3f}")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": platform.machine(),
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "cores": torch.get_num_threads(),
         "versions": {
             "python": platform.python_version(),
