@@ -68,32 +68,25 @@ CLAIMS = (
 )
 
 _POINT = {"synthesis_alpha": 0.4, "synthesis_mu": 1.0}
-_OWN = "Proxy Synthesis's code"
-"""How the source of a host's point begins that the plug-in's authors used."""
 
 
 def compose(host: Space) -> Space:
-    """The host's space with the plug-in's knobs; the claims are the plug-in's.
-
-    Where its authors ran the host themselves, their setting of it comes first.
-    """
-    points = sorted(host.published, key=lambda point: not point.source.startswith(_OWN))
+    """The host's space with the plug-in's knobs; the claims are the plug-in's."""
     return Space(
         loss=host.loss + SUFFIX,
         paper=f"{PAPER}; host: {host.paper}",
         scientific={**host.scientific, **KNOBS},
         nuisance=host.nuisance,
         fixed=host.fixed,
-        published=tuple(_published(point) for point in points),
+        published=tuple(
+            Published(
+                f"{point.source}; synthesis: official code, Cars-196",
+                {**point.values, **_POINT},
+                " ".join(
+                    part for part in (point.note, "The two papers' settings side by side.") if part
+                ),
+            )
+            for point in host.published
+        ),
         claims=CLAIMS,
-    )
-
-
-def _published(point: Published) -> Published:
-    """The plug-in's setting added to one of the host's."""
-    if point.source.startswith(_OWN):
-        return Published(f"{_OWN}, Cars-196", {**point.values, **_POINT}, point.note)
-    note = f"{point.note} The two papers' settings side by side.".strip()
-    return Published(
-        f"{point.source}; synthesis: official code, Cars-196", {**point.values, **_POINT}, note
     )

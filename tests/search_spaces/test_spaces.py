@@ -278,18 +278,6 @@ def test_composition_keeps_host_and_plugin_apart() -> None:
     assert not {claim.name for claim in both.claims} & {claim.name for claim in host.claims}
 
 
-@pytest.mark.parametrize(
-    ("loss", "knob", "value"),
-    [("norm_softmax", "temperature", 1 / 23), ("proxy_nca", "scale", 12.0)],
-)
-def test_the_plug_ins_own_setting_of_a_host_comes_first(loss: str, knob: str, value: float) -> None:
-    own, *others = get_space(f"{loss}+synthesis").published
-    assert own.values[knob] == value
-    assert own.source == "Proxy Synthesis's code, Cars-196"
-    assert "side by side" not in own.note
-    assert all("side by side" in point.note for point in others)
-
-
 def test_other_ready_made_spaces_are_what_their_papers_ran() -> None:
     normface = get_space("norm_softmax", variant="normface")
     assert normface.fixed == {"temperature_mode": "learned"}
