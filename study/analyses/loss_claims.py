@@ -97,7 +97,9 @@ def _repeats(table: TrialTable, loss: str) -> pd.DataFrame:
     full = (trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()
     if best is None:
         return trials[:0]
-    return trials[full & (trials["point"] == best["point"]) & (trials["trial"] != best["trial"])]
+    same = (trials["point"] == best["point"]) & (trials["trial"] != best["trial"])
+    repeats: pd.DataFrame = trials[full & same]
+    return repeats
 
 
 def _plausible_mean(values: Array, rng: np.random.Generator) -> Array:
