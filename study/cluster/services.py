@@ -4,7 +4,8 @@
 a keeper in the background; `... stop` ends it. On the head it serves MLflow, on loopback, starts it
 again when it dies or falls silent, and ends when Ray ends: `ray down` leaves nothing behind there,
 and the store (`.mlflow` in the studies' folder) stays. On machines that are not switched off by
-`ray down` the worker's keeper ends what Ray leaves behind when the head is gone.
+`ray down` the worker's keeper ends what Ray leaves behind when the head is gone. It is started
+before Ray: whoever starts Ray there may be ended halfway, by `ray down`, say.
 
 Should the keeper itself be killed, a study that runs starts another (`revive`), which takes the
 place of the server it finds. The keeper's lock and log are in a folder of the host's own name:
@@ -34,6 +35,9 @@ from study.tracking.server import end_servers
 
 CHECK_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
+FIRST_SECONDS = 30.0
+"""How long Ray may take to appear after a worker's keeper was started, `ray start` aside."""
+
 STOP_SECONDS = 30.0
 START_SECONDS = 150.0
 SILENCE_SECONDS = 120.0
@@ -124,10 +128,20 @@ def keep(folder: Path, role: str) -> int:
             end_servers(_store())  # one whose keeper was killed
             return _keep_mlflow(lock)
         _write(lock, f"{os.getpid()} {READY}")
+        _await_ray()
         for _ in while_running(PROCESS[role]):
             time.sleep(CHECK_SECONDS)
         subprocess.run(["ray", "stop", "--force"], check=False)
     return 0
+
+
+def _await_ray() -> None:
+    """Return when Ray runs here, or has not come although nobody is starting it any more."""
+    starting = time.monotonic()
+    while not _runs(PROCESS["worker"]) and time.monotonic() - starting < FIRST_SECONDS:
+        if _starts():
+            starting = time.monotonic()
+        time.sleep(CHECK_SECONDS)
 
 
 def _keep_mlflow(lock: IO[str]) -> int:
@@ -247,6 +261,21 @@ def _runs(name: str) -> bool:
         if info["name"] == name and alive and info["uids"].real == os.getuid():
             return True
     return False
+
+
+def _starts() -> bool:
+    """Whether this user is starting a Ray."""
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        mine = process.info["uids"] and process.info["uids"].real == os.getuid()
+        if mine and is_start(process.info["cmdline"] or []):
+            return True
+    return False
+
+
+def is_start(command: list[str]) -> bool:
+    """Whether a command line is that of `ray start`, with or without the interpreter before."""
+    words = [Path(word).name for word in command[:3]]
+    return words[:2] == ["ray", "start"] or words[1:] == ["ray", "start"]
 
 
 if __name__ == "__main__":

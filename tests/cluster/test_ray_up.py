@@ -164,6 +164,14 @@ def wait_until(condition: Callable[[], object], *, seconds: float, what: str) ->
     print(f"{time.monotonic() - began:6.1f} s until {what}")
 
 
+def nothing_is_left(host: Host, *, seconds: float) -> None:
+    began = time.monotonic()
+    while left := host.processes():
+        assert time.monotonic() < began + seconds, f"{host.name} still runs {left}"
+        time.sleep(0.2)
+    print(f"{time.monotonic() - began:6.1f} s until nothing runs on {host.name}")
+
+
 def nobody_gets_in(laptop: Laptop) -> None:
     """No port of the head serves a stranger: Ray's ask for the token, MLflow is on loopback."""
     found = answers(laptop.head)
@@ -320,8 +328,4 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     one.mend()
     laptop.run("ray", "down", "-y", "own.yaml")
     for host in (laptop.head, one):
-        wait_until(
-            lambda host=host: not host.processes(),  # type: ignore[misc]
-            seconds=60,
-            what=f"nothing runs on {host.name}: {host.processes()}",
-        )
+        nothing_is_left(host, seconds=60)

@@ -254,6 +254,58 @@ def test_a_server_that_dies_or_falls_silent_is_started_again_until_ray_ends(
     assert said.count("the disk is full\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("raylet", "starts", "looks"),
+    [
+        ([False] * 3 + [True] * 5, [True] * 2, 8),
+        ([], [True] * 40, 40),  # the start takes its time, and is broken off
+        ([], [], 5),
+    ],
+    ids=["ran", "broken off", "never came"],
+)
+def test_what_ray_leaves_on_a_worker_is_ended(
+    raylet: list[bool],
+    starts: list[bool],
+    looks: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when `ray start` was broken off before a raylet came, or none ever began."""
+    for name, seconds in (("CHECK_SECONDS", 0.02), ("PATIENCE_SECONDS", 0.05)):
+        monkeypatch.setattr(services, name, seconds)
+    monkeypatch.setattr(services, "FIRST_SECONDS", 0.2)
+    ray = tmp_path / "ray"
+    ray.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/called\n")
+    ray.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    looked: list[str] = []
+    alive, started = iter(raylet), iter(starts)
+
+    def runs(name: str) -> bool:
+        looked.append(name)
+        return next(alive, False)
+
+    monkeypatch.setattr(services, "_runs", runs)
+    monkeypatch.setattr(services, "_starts", lambda: next(started, False))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert services.keep(tmp_path, "worker") == 0
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert (tmp_path / "called").read_text() == "stop --force\n"
+    assert set(looked) == {"raylet"}
+    assert len(looked) > looks
+
+
+def test_a_ray_that_is_being_started_is_recognised() -> None:
+    assert services.is_start(["/home/me/.venv/bin/python", "/home/me/.venv/bin/ray", "start"])
+    assert services.is_start(["ray", "start", "--address=10.0.0.1:6379"])
+    assert not services.is_start(["python", "ray", "status"])
+    assert not services.is_start(["bash", "-c", "ray start"])
+    assert not services.is_start([])
+    assert (Path(sys.executable).parent / "ray").read_text().startswith("#!"), "of this name"
+
+
 def test_a_killed_keeper_is_revived_and_takes_the_place_of_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
