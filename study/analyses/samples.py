@@ -43,6 +43,7 @@ class Samples:
         diverged: Whether the row stands for a trial that diverged.
         blind: Whether the trial's point was drawn without looking at results (Sobol).
         full_epochs: Epochs of a full trial; models are read there.
+        left_out: Trials beyond what a model can take.
     """
 
     loss: str
@@ -57,6 +58,7 @@ class Samples:
     diverged: NDArray[np.bool_]
     blind: NDArray[np.bool_]
     full_epochs: float
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -116,6 +118,7 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
         diverged=rows["diverged"].to_numpy(dtype=bool),
         blind=(of_row["origin"] == "sobol").to_numpy(dtype=bool),
         full_epochs=full,
+        left_out=len(last) - int(rows["last"].sum()),
     )
 
 

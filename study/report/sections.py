@@ -152,6 +152,12 @@ def _model_line(found: LossFindings, space: Space) -> str:
     widest = max((factor for _, factor in first.spread), default=1.0)
     if widest >= 1.05:
         words += f"; bands are widened up to {widest:.1f} times, where it is too sure of them"
+    if model.samples.left_out:
+        kept = model.samples.trials
+        words += (
+            f". It learned from {kept} of {kept + model.samples.left_out} trials, as many as it "
+            "can take: blind ones first, and of those the search chose, which crowd, every so many"
+        )
     if model.jump is not None:
         knob, low, high = model.jump
         words += f". The score jumps at {knob_label(space, knob)} {number(low)}–{number(high)}"

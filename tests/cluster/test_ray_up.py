@@ -36,7 +36,7 @@ from tests.study.driven import write_features
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 TRIALS = 6
-EPOCHS = 12
+EPOCHS = 20
 TRIAL = "ray::ResourceTrainable.train"
 
 
@@ -304,11 +304,13 @@ def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: La
     two.kill()
     first.kill()  # the laptop closes
     first.communicate()
-    mlflow_comes_back(laptop)
 
-    again = laptop.study("run", "far.yaml", "--cluster", "own.yaml")
-    assert "far is running; following it" in again
-    assert f"{2 * TRIALS}/{2 * TRIALS} trials" in again
+    again = laptop.start(sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml")
+    mlflow_comes_back(laptop)
+    followed, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, followed
+    assert "far is running; following it" in followed
+    assert f"{2 * TRIALS}/{2 * TRIALS} trials" in followed
     status = yaml.safe_load(laptop.study("status", "far", "--cluster", "own.yaml", "--json"))
     assert status["state"] == "finished"
     for loss in status["losses"]:

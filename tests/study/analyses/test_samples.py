@@ -17,5 +17,6 @@ def test_too_many_trials_leave_out_what_the_sampler_chose_first(room: int) -> No
     assert 20 < free < every.trials - 20
     some = gather(table, "a", max_rows=free + room)
     assert len(some.scores) == some.trials == free + room
+    assert (every.left_out, some.left_out) == (0, every.trials - some.trials)
     blind = int((every.blind & every.last).sum())
     assert some.blind.sum() == blind if room >= 0 else 0 < some.blind.sum() < blind

@@ -11,7 +11,10 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from study.analyses.findings import Findings
+from study.analyses.surrogate import Surrogate
 from study.report.build import write_report
+from study.report.sections import sections
 from study.table import TrialTable
 from tests.study.demo import anchor_response, anchor_space, circle_space, demo_problems
 from tests.study.synthetic import Plan, Problem, make_table
@@ -109,6 +112,20 @@ def test_user_strings_stay_text(tmp_path: Path, name: str) -> None:
     protocol = {**table.protocol, "dataset": name, "backbone": name}
     html = _page(replace(table, trials=trials, protocol=protocol), tmp_path)
     assert name not in html
+
+
+def test_trials_that_no_model_saw_are_counted_on_the_page(demo_findings: Findings) -> None:
+    loss, found = next(iter(demo_findings.losses.items()))
+    assert isinstance(found.surrogate, Surrogate)
+    said = []
+    for left_out in (0, 496):
+        samples = replace(found.surrogate.samples, left_out=left_out)
+        thinned = replace(found, surrogate=replace(found.surrogate, samples=samples))
+        page = sections(replace(demo_findings, losses={**demo_findings.losses, loss: thinned}))
+        said.append(" ".join(b.text for s in page for b in s.blocks if b.text))
+    words = f"It learned from {samples.trials} of {samples.trials + 496} trials"
+    assert words not in said[0]
+    assert words in said[1]
 
 
 def test_plots_are_valid_plotly(demo: TrialTable) -> None:
