@@ -22,11 +22,19 @@
     });
   }
 
+  // The sheet's layout comes only after the page was told of it, so widths are given: what fits
+  // into one and into two columns of A4 or Letter within a browser's margins.
+  function onPaper(element, layout) {
+    const width = element.closest(".panels.wide") ? 620 : 296;
+    return Object.assign(layout, { autosize: false, width });
+  }
+
   function draw(id, printing) {
     const element = document.getElementById(id), figure = figures[id];
     if (!element || !figure) return Promise.resolve();
     drawn.add(id);
-    return Plotly.react(element, figure.data, themed(figure.layout, printing), {
+    const layout = themed(figure.layout, printing);
+    return Plotly.react(element, figure.data, printing ? onPaper(element, layout) : layout, {
       responsive: true, displaylogo: false, displayModeBar: false,
     }).then(() => element.setAttribute("data-drawn", "yes"));
   }

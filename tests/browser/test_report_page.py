@@ -37,6 +37,8 @@ FLAGS = (
     "--disable-sync",
     "--remote-debugging-port=0",
 )
+A4 = 718
+"""Width of a sheet within its margins, in the browser's units."""
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,10 @@ def _chromium(executable: str) -> Iterator[str]:
             process.wait(timeout=30)
 
 
-async def _visit(address: str, index: Path, *, width: int, dark: bool) -> Seen:
+async def _visit(
+    address: str, index: Path, *, width: int, dark: bool, printed: bool = False
+) -> Seen:
+    """The page as it is seen, or as it is printed from such a screen."""
     seen = Seen()
     async with (
         aiohttp.ClientSession() as session,
@@ -148,11 +153,21 @@ async def _visit(address: str, index: Path, *, width: int, dark: bool) -> Seen:
             if await page.value("document.readyState === 'complete' && !!window.drawAll"):
                 break
             await asyncio.sleep(0.1)
-        await page.value("drawAll(false).then(() => true)")
+        if printed:
+            # As the browser does it: the page is told while it is still laid out for the screen.
+            await page.value("drawAll(false).then(() => dispatchEvent(new Event('beforeprint')))")
+            await page.call("Emulation.setEmulatedMedia", media="print", features=[scheme])
+            paper = {**size, "width": A4, "mobile": False}
+            await page.call("Emulation.setDeviceMetricsOverride", **paper)
+            await page.value("new Promise(r => setTimeout(() => r(true), 500))")
+        else:
+            await page.value("drawAll(false).then(() => true)")
         for name, script in QUESTIONS.items():
             seen.values[name] = await page.value(script)
-        shot = await page.call("Page.captureScreenshot")
+        shot = await page.call("Page.captureScreenshot", captureBeyondViewport=printed)
         seen.pictures["screen"] = base64.b64decode(shot["data"])
+        if printed:
+            return seen
         await page.value("document.getElementById('theme').click()")
         seen.values["switched"] = await page.value(QUESTIONS["paper"])
     return seen
@@ -169,6 +184,12 @@ QUESTIONS = {
     "headline": "document.querySelector('h1').textContent",
     "first_screen": "document.querySelector('#answer').getBoundingClientRect().bottom",
     "paper": "getComputedStyle(document.body).backgroundColor",
+    "ink": "getComputedStyle(document.body).color",
+    "cut": "[...document.querySelectorAll('table, .plot svg, p')].filter(e => "
+    "e.getBoundingClientRect().right > (e.closest('.panel') || document.documentElement)"
+    ".getBoundingClientRect().right + 1)"
+    ".map(e => e.closest('section')?.id + ' ' + e.textContent.slice(0, 60))",
+    "buttons": "[...document.querySelectorAll('nav, #theme')].filter(e => e.offsetParent).length",
 }
 
 
@@ -193,3 +214,19 @@ def test_the_page_in_chromium(browser: str, index: Path, width: int, dark: bool)
     if folder:
         name = f"report-{width}{'-dark' if dark else ''}.png"
         (Path(folder) / name).write_bytes(seen.pictures["screen"])
+
+
+def test_the_page_on_paper(browser: str, index: Path) -> None:
+    """Black on white from a dark screen, every plot drawn, nothing beyond the sheet's edge."""
+    with _chromium(browser) as address:
+        seen = asyncio.run(_visit(address, index, width=1280, dark=True, printed=True))
+    folder = os.environ.get("DML_STUDY_SCREENSHOTS")
+    if folder:
+        (Path(folder) / "report-printed.png").write_bytes(seen.pictures["screen"])
+    assert seen.problems == []
+    assert seen.values["plots"] >= 20
+    assert seen.values["empty"] == []
+    assert seen.values["cut"] == []
+    assert seen.values["overflow"] <= 0
+    assert (seen.values["paper"], seen.values["ink"]) == ("rgb(255, 255, 255)", "rgb(0, 0, 0)")
+    assert seen.values["buttons"] == 0

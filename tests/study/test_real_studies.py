@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SHORT = (
     "training.epochs=1",
     "protocol.objective=recall_at_1",
 )
+SIX = ("proxy_nca", "proxy_nca_pp", "proxy_anchor", "norm_softmax+synthesis", "circle", "triplet")
 
 
 def typed(*arguments: str) -> None:
@@ -62,10 +64,15 @@ def test_real_features(
     shown = capsys.readouterr().out
     assert "75 classes    4373 items" in shown
     assert "100 classes    5924 items" in shown
-    table = run_study("cub", tmp_path, "losses=[norm_softmax]")
+    table = run_study("cub", tmp_path, f"losses=[{', '.join(SIX)}]")
     before, after = scores(table)
     assert before > 0.7  # 25 classes are easier than the 100 of the test
     assert after > 0.6
+    typed("report", "cub", "--root", str(tmp_path), "--out", str(tmp_path / "report"))
+    said = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+    assert {row["loss"] for row in said["leaderboard"]} == {*SIX, "untrained backbone"}
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert all(f'id="loss-{loss}"' in page for loss in SIX)
 
 
 BAD = 7
