@@ -297,7 +297,7 @@ def test_stopping_is_judged_by_what_the_search_could_see(
     gained = final.where(final.index != best, 0.1).reindex(scores.index)
     for epoch in (1, 2):  # what the others gain from here to the third is what they reach
         scores[epoch] = scores[3] - gained
-    curves = scores.stack().rename("score").reset_index()
+    curves = scores.melt(ignore_index=False, value_name="score").reset_index().dropna()
     protocol = {**table.protocol, **({"foretold_at": {"a": said}} if said else {})}
     rows = stopping.analyse(replace(table, curves=curves, protocol=protocol), "a")
     assert rows["epoch"].tolist() == rungs
