@@ -250,6 +250,20 @@ def test_pairs_hide_where_nobody_looked(demo_findings: Findings) -> None:
         assert gap.min() > 0.1
 
 
+def test_a_repeat_that_failed_is_no_seed_and_is_said() -> None:
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.1]), noise=0.001)
+    table = make_table([problem], Plan(trials=20, bayes=False))
+    before = seed_noise(table, "a").freedom
+    lost = table.trials.index[table.trials["origin"] == "repeat"][:2]
+    trials = table.trials.copy()
+    trials.loc[lost, "state"], trials.loc[lost, "score"] = "failed", np.nan
+    table = replace(table, trials=trials)
+    assert seed_noise(table, "a").freedom == before - 2
+    said = lint.lint_results(table).set_index("rule")["message"]["failed trials"]
+    assert said.startswith("2 trials failed")
+    assert "2 of them repeated a point: its seed noise rests on fewer seeds" in said
+
+
 # Early stopping
 
 
