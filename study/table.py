@@ -57,7 +57,9 @@ class TrialTable:
         curves: One row per trial and epoch: `trial`, `epoch`, `score`.
         spaces: The searched space of each loss, as this study used it.
         protocol: `objective` (metric name), `epochs` (a full trial), `folds`, `dataset`,
-            `backbone`, `tolerance` (or None), and whatever else the report's header prints.
+            `backbone`, `tolerance` (or None), `foretold_at` (by loss, the epochs at which its
+            search judged whether a trial may go on; missing where nobody knows), and whatever else
+            the report's header prints.
         baseline: Metrics of the untrained backbone: {"validation": {name: value}, "test": {...}}
             (test only once confirmed).
     """

@@ -213,9 +213,13 @@ def _training(table: TrialTable, loss: str) -> list[tuple[str, str]]:
             f"{diverged:.0%} of the trials diverged: see the divergence map, narrow the range."
         )
         out.append(("many diverged", message))
-    failed = int((ended["state"] == "failed").sum())
-    if failed:
-        out.append(("failed trials", f"{failed} trials failed for reasons other than the loss."))
+    failed = ended[ended["state"] == "failed"]
+    if len(failed):
+        message = f"{len(failed)} trials failed for reasons other than the loss."
+        # They are part of the loss's budget and are not run again, so their seeds are missing.
+        if repeats := int((failed["origin"] == "repeat").sum()):
+            message += f" {repeats} of them repeated a point: its seed noise rests on fewer seeds."
+        out.append(("failed trials", message))
     best, sigma = incumbent(table, loss), seed_noise(table).sigma
     if best is not None and np.isfinite(sigma) and not table.curves.empty:
         curve = table.curves[table.curves["trial"] == best["trial"]].sort_values("epoch")["score"]

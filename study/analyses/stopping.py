@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 from study.analyses.samples import Array, full_epochs, searching
 from study.jobs import Outcome
 from study.table import TrialTable
-from study.tuning.outlook import LEAST_FINISHED, Outlook
+from study.tuning.outlook import LEAST_FINISHED, Outlook, check_epochs
 
 LEAST = LEAST_FINISHED + 1
 """One trial is judged by what the others teach."""
@@ -48,8 +48,9 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
     full = full_epochs(table, loss)
     free = _never_stopped(trials, full).set_index("trial")
     rows = []
-    rungs = _rungs(trials, full) if len(free) >= LEAST else []
-    foretold = _foretold(table, free["score"], [int(e) for e in rungs], int(full))
+    judged = judged_at(table, loss)
+    rungs = _rungs(trials, full, judged[0]) if len(free) >= LEAST else []
+    foretold = _foretold(table, free["score"], [int(e) for e in rungs], judged, int(full))
     for epoch in rungs:
         at = table.curves[table.curves["epoch"] == epoch]
         early = at.set_index("trial")["score"].reindex(free.index).dropna()
@@ -62,6 +63,21 @@ def analyse(table: TrialTable, loss: str, *, seed: int = 0) -> pd.DataFrame:
         verdict = "safe" if low >= SAFE else "unsafe" if high < SAFE else "cannot tell"
         rows.append((int(epoch), len(early), rho, low, high, kept, foretold[int(epoch)], verdict))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def judged_at(table: TrialTable, loss: str) -> list[int]:
+    """The epochs at which the search of a loss foretold final scores; the first is its grace.
+
+    A study says them itself. Of imported trials, and where nothing was to be stopped, all that is
+    known is where trials were stopped: before the first of them none was in danger.
+    """
+    said = table.protocol.get("foretold_at", {}).get(loss)
+    if said:
+        return sorted(int(epoch) for epoch in said)
+    trials, full = searching(table, loss), int(full_epochs(table, loss))
+    stopped = trials.loc[trials["state"] == "stopped", "epochs"]
+    first = max(int(stopped.min()), 1) if len(stopped) else 1
+    return check_epochs(full, first) or [first]
 
 
 def unknown(table: TrialTable, loss: str) -> str:
@@ -85,12 +101,16 @@ def _never_stopped(trials: pd.DataFrame, full: float) -> pd.DataFrame:
 
 
 def _foretold(
-    table: TrialTable, final: pd.Series, epochs: Sequence[int], full: int
+    table: TrialTable, final: pd.Series, epochs: Sequence[int], judged: Sequence[int], full: int
 ) -> dict[int, bool]:
-    """Whether the best of these trials could have run on, judged by the others at each epoch."""
+    """Whether the best of these trials could have run on, judged by the others at each epoch.
+
+    What is known of a trial then is what the search knew: no score before its grace, where a frozen
+    backbone may hide what the trial can do.
+    """
     if not epochs:
         return {}
-    outlook = Outlook(epochs=full, grace=1, rungs=epochs)
+    outlook = Outlook(epochs=0, grace=judged[0], rungs=[*judged, *epochs])
     best = str(final.idxmax())
     curves = table.curves[table.curves["trial"].isin(final.index)]
     for trial, curve in curves.groupby("trial"):
@@ -101,12 +121,12 @@ def _foretold(
     return {epoch: not outlook.is_hopeless(best, epoch, goal) for epoch in epochs}
 
 
-def _rungs(trials: pd.DataFrame, full: float) -> list[float]:
-    """Epochs where trials were stopped; thirds of the way when none was."""
+def _rungs(trials: pd.DataFrame, full: float, grace: int) -> list[float]:
+    """Epochs where trials were stopped; thirds of the way, after the grace, when none was."""
     stopped = trials.loc[trials["state"] == "stopped", "epochs"].value_counts()
     if len(stopped):
         return sorted(float(e) for e in stopped.index[:4])
-    return sorted({float(max(round(full / k), 1)) for k in (9, 3)} - {full})
+    return sorted({float(max(round(full / k), grace)) for k in (9, 3)} - {full})
 
 
 def _spearman(a: Array, b: Array, seed: int) -> tuple[float, float, float]:

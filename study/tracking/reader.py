@@ -62,7 +62,7 @@ def read_table(uri: str, study: str) -> TrialTable:
         experiment = find_experiment(client, study).experiment_id
         plan = _plan(client, experiment)
         spaces = {loss: Space.from_dict(space) for loss, space in plan["spaces"].items()}
-        protocol = plan.get("protocol", {})
+        protocol = {**plan.get("protocol", {}), **_foretold_at(plan)}
         objective = str(protocol.get("objective", "map_at_r"))
         found = fetch_runs(
             client, experiment, {names.KIND: "trial"}, tags=_TAGS, params=_param_keys(spaces)
@@ -174,6 +174,13 @@ def _plan(client: MlflowClient, experiment_id: str) -> dict[str, Any]:
         plan = json.loads(Path(path).read_text(encoding="utf-8"))
     assert isinstance(plan, dict)
     return plan
+
+
+def _foretold_at(plan: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
+    """Of each loss the epochs at which its search judged trials; an import does not say them."""
+    samplers = plan.get("samplers", {}).items()
+    known = {loss: list(said["foretold_at"]) for loss, said in samplers if "foretold_at" in said}
+    return {"foretold_at": known} if known else {}
 
 
 def _unique(rows: Sequence[RunRow]) -> list[RunRow]:

@@ -19,7 +19,7 @@ from study.requests import confirm_seed
 from study.table import State
 from study.tracking.redaction import redact
 from study.tuning.brake import Brake
-from study.tuning.ledger import Ledger
+from study.tuning.ledger import MOST_STARTS, Ledger
 from trainables.checkpoints import has_checkpoints, remove_checkpoint, remove_leftovers
 
 MAX_LOSSES = 5
@@ -99,6 +99,9 @@ class Desk:
                 continue
             self._look_for_lost_nodes(job.trial)
             self._listener.started(job)
+            if (times := self.ledger.starts(job.trial)) >= MOST_STARTS:
+                self._give_up(job, times)
+                continue
             try:
                 spec = self._plan.trial_spec(
                     job, cache_dir=self._cache_dir, checkpoint_dir=self._checkpoint_dir
@@ -194,6 +197,16 @@ class Desk:
         seconds, done = self._seconds.get(trial, 0.0), self.ledger.epochs_done(trial)
         error = reason or f"its process died {times} times in the same epoch"
         self._fail(job, Outcome("failed", done, math.nan, seconds=seconds, error=error))
+
+    def _give_up(self, job: Job, times: int) -> None:
+        """A trial that took run after run with it must not take the next one."""
+        error = (
+            f"the run died {times} times in the same epoch of this trial, at last with no other "
+            "trial beside it: does it need more memory than there is?"
+        )
+        done = self.ledger.epochs_done(job.trial)
+        self._end(job, Outcome("failed", done, math.nan, error=error))
+        self._warn(f"{job.trial} is given up: {error}")
 
     def _look_for_lost_nodes(self, trial: str) -> bool:
         """Whether a node was lost since the last look; the trial's last loss was not its own then.

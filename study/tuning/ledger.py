@@ -8,6 +8,12 @@ All losses of a study share one run: the next job belongs to the loss that is fu
 budgets stay equal and no slot idles at a loss's tail. Within a loss the order is: published points,
 a few Sobol points, then Sobol points and the sampler's side by side (`order` says why), repeated
 seeds, repeated seeds of the incumbent.
+
+A trial may take the whole run with it: its driver, Ray, or the machine, when memory runs out. Only
+the record can tell, so each start is counted there before it happens, and uncounted if it brings an
+epoch or if the run lives to say how it ended (ctrl-C, a lost node). Whoever ran beside such a trial
+is suspected with it; so suspects come last, one by one: the next starts when the one before has
+finished an epoch, which clears it, or, with more deaths behind it, when nothing else runs at all.
 """
 
 from __future__ import annotations
@@ -19,8 +25,13 @@ from typing import Any
 
 from study.jobs import Job, Outcome, Progress, trial_key
 from study.plan import Plan
-from study.tuning.record import SET_ASIDE, Record, job_of, outcome_of
+from study.tuning.record import SET_ASIDE, Record, job_of, outcome_of, starts_of
 from study.tuning.search import LossSearch
+
+SUSPECT = 2
+"""Starts of a trial with which the run died, each before another epoch: one may be bad luck."""
+MOST_STARTS = 5
+"""Likewise, after which it has failed: the last two had no other trial beside it to blame."""
 
 
 class Ledger:
@@ -53,7 +64,9 @@ class Ledger:
         self._aside: dict[str, Job] = {}
         self._set_aside_before: set[str] = set()
         self._epochs: dict[str, int] = {}  # the last one reported, of trials that have not ended
+        self._starts: dict[str, int] = {}  # of open trials, by earlier runs; see `starts_of`
         self._unfinished: list[Job] = []
+        self._suspects: list[Job] = []
         self._requests: list[Job] = []
         started: Counter[str] = Counter()
         done = set[str]()  # what need not be run again, or is about to be
@@ -64,10 +77,12 @@ class Ledger:
                 if outcome is None or outcome.state != "failed":
                     done.add(job.identity)
                 if outcome is None:
-                    self._unfinished.append(job)
+                    self._starts[job.trial] = starts_of(trial)
+                    self._take_back(job)
                     self._epochs[job.trial] = max(trial.intermediate_values, default=0)
                     if SET_ASIDE in trial.user_attrs:
                         self._set_aside_before.add(job.trial)
+        self._suspects.sort(key=lambda job: self.starts(job.trial))
         for request in record.requests():
             if started[request.identity]:
                 started[request.identity] -= 1
@@ -92,7 +107,7 @@ class Ledger:
     @property
     def waiting(self) -> Sequence[Job]:
         """Jobs that an earlier run left open, and requests that were not started yet."""
-        return [*self._unfinished, *self._requests]
+        return [*self._unfinished, *self._suspects, *self._requests]
 
     @property
     def running(self) -> Mapping[str, Job]:
@@ -102,23 +117,26 @@ class Ledger:
     def next_job(self) -> Job | None:
         """The next job; None when there is nothing to hand out right now.
 
-        Jobs that a crash left unfinished come first, under their old keys.
+        Jobs that a crash left unfinished come first, under their old keys; those that may have
+        caused it come last, and nothing starts beside them until they finish an epoch.
         """
+        if any(self._is_suspect(trial) for trial in self._running):
+            return None
         if self._unfinished:
-            job = self._unfinished.pop(0)
-            self._running[job.trial] = job
-            return job
+            return self._start_again(self._unfinished.pop(0))
         job_or_none = self._next_request() or (self._next_searched() if self._search else None)
         if job_or_none is not None:
             notes = self._losses[job_or_none.loss].sampler_notes(job_or_none)
             self._record.start(job_or_none, notes)
             self._losses[job_or_none.loss].started(job_or_none)
             self._running[job_or_none.trial] = job_or_none
+        elif self._suspects and not (self._running and self._must_be_alone(self._suspects[0])):
+            return self._start_again(self._suspects.pop(0))
         return job_or_none
 
     def is_finished(self) -> bool:
         """Whether nothing runs and nothing will in this run."""
-        if self._running or self._aside or self._unfinished or self._requests:
+        if self._running or self._aside or self.waiting:
             return False
         return not self._search or self.search_is_finished()
 
@@ -143,6 +161,7 @@ class Ledger:
         if epoch <= last:
             return epoch == last and self._losses[job.loss].is_low(job, epoch)
         self._epochs[trial] = epoch
+        self._starts.pop(trial, None)
         self._record.report(trial, epoch, score)
         return self._losses[job.loss].report(job, epoch, score)
 
@@ -152,6 +171,7 @@ class Ledger:
         if job is None:
             return
         self._epochs.pop(trial, None)
+        self._starts.pop(trial, None)
         search = self._losses[job.loss]
         self._record.end(trial, outcome, told=search.value_for_sampler(job, outcome))
         search.ended(job, outcome)
@@ -160,11 +180,21 @@ class Ledger:
         """Epochs a running trial has reported."""
         return self._epochs.get(trial, 0)
 
+    def starts(self, trial: str) -> int:
+        """How often earlier runs died with an open trial that has finished no epoch since."""
+        return self._starts.get(trial, 0)
+
     def give_back(self, trial: str) -> None:
         """Take a job back whose process died; it is handed out again before any new one."""
         job = self._running.pop(trial, None)
         if job is not None:
-            self._unfinished.append(job)
+            self._take_back(job)
+
+    def pause(self) -> None:
+        """The run ends in order, so no open trial is to blame: its start does not count."""
+        for job in [*self._running.values(), *self._aside.values(), *self._unfinished]:
+            trial = job.trial
+            self._record.count_starts(trial, self.starts(trial), self.epochs_done(trial))
 
     def set_aside(self, trial: str, reason: str) -> None:
         """Leave a job open that is not handed out again in this run, but may be ended."""
@@ -207,6 +237,21 @@ class Ledger:
     def best(self, loss: str, count: int) -> list[str]:
         """Keys of the best finished trials of a loss's search, best first."""
         return self._losses[loss].best(count)
+
+    def _is_suspect(self, trial: str) -> bool:
+        return self.starts(trial) >= SUSPECT
+
+    def _must_be_alone(self, job: Job) -> bool:
+        return self.starts(job.trial) > SUSPECT
+
+    def _take_back(self, job: Job) -> None:
+        (self._suspects if self._is_suspect(job.trial) else self._unfinished).append(job)
+
+    def _start_again(self, job: Job) -> Job:
+        trial = job.trial
+        self._record.count_starts(trial, self.starts(trial) + 1, self.epochs_done(trial))
+        self._running[trial] = job
+        return job
 
     def _next_request(self) -> Job | None:
         if not self._requests:

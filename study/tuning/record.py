@@ -25,7 +25,7 @@ from study.tuning.journal import Journal, cut_torn_line
 
 JOURNAL_FILE = "optuna.journal"
 JOB, OUTCOME, TOLD = "job", "outcome", "told"
-SET_ASIDE = "set_aside"
+SET_ASIDE, STARTS = "set_aside", "starts"
 REQUESTS = "requests/"
 
 _TOLD_STATE = {
@@ -126,6 +126,12 @@ class Record:
         """Write down why a trial is left open, to be run again when the study goes on."""
         self._storage.set_trial_user_attr(self._ids[trial], SET_ASIDE, reason)
 
+    def count_starts(self, trial: str, count: int, epoch: int) -> None:
+        """Write down how often a trial was started after an epoch, unless that is written."""
+        trial_id = self._ids[trial]
+        if self._storage.get_trial(trial_id).user_attrs.get(STARTS) != [count, epoch]:
+            self._storage.set_trial_user_attr(trial_id, STARTS, [count, epoch])
+
     def forget_curves(self) -> None:
         """Drop the learning curves that were read from the journal, which keeps them."""
         for study in (*self._search.values(), *self._extra.values()):
@@ -169,6 +175,15 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     for key in ("score", "score_std"):
         stored[key] = math.nan if stored[key] is None else stored[key]
     return Outcome(**stored)
+
+
+def starts_of(trial: FrozenTrial) -> int:
+    """How often a recorded trial that is open was started without finishing an epoch since.
+
+    One of which nothing is written down was started once.
+    """
+    count, epoch = trial.user_attrs.get(STARTS, (1, 0))
+    return int(count) if max(trial.intermediate_values, default=0) <= epoch else 0
 
 
 def _with_job(trials: list[FrozenTrial]) -> list[FrozenTrial]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from study.checks import check_tracking, describe_data, open_data
 from study.data_record import DataRecord
+from study.errors import RayError
 from study.finishing import Refresher, best_networks, progress_note, publish
 from study.folders import cache_of_each_host
 from study.home import StudyHome, cache_dir
@@ -113,43 +114,25 @@ def run(
         known = DataRecord(home.directory, bench.dataset.fingerprint, bench.weights)
         record = Record(home.directory, plan.spaces, writable=True)
         ledger = Ledger(plan, record, requests=requests, search=search)
-        with _tracker(home, plan) as tracker, contextlib.ExitStack() as ending:
+        with _tracker(home, plan) as tracker:
             refused_before = tracker.status().refused
             tags = _tell_what_is_known(home, plan, tracker, ledger, data, bench.dataset.lists)
-            ending.enter_context(_ending(home, plan, tracker, ledger))
-            untrained = Untrained(plan, bench, known, tracker.baseline, warned)
-            untrained.want(_splits(ledger.waiting, search), say)
-            files = _node_files(home, plan)
-            listener = TrackingListener(tracker, plan, tags)
-            desk = _open_desk(home, plan, ledger, listener, warned, files, bench)
-            vectors: Mapping[str, Any] = {}
-            if not ledger.is_finished():
-                resources = plan.file.resources
-                if address is not None and plan.file.storage.checkpoints is None:
-                    say(UNSHARED)
-                watch = Watch(tracker.status, warned)
-                lasting = Patience(resources, warned), watch, files, untrained
-                with (
-                    ray_session(resources, address, say, on_death, warned),
-                    Refresher(
-                        home, plan, tracker, seconds=_pause(report), warn=warned
-                    ) as refresher,
-                    growth(plan.name, resources) as grown,
-                ):
-                    show = _shower(desk, tick, refresher, grown, lasting)
-                    untrained.send()
-                    show()  # nodes are asked for before Tune asks for those of its first trials
-                    run_tune(home, plan, desk, show, trainable)
-                    if ledger.is_finished():
-                        files.bring_home(desk.kept())
-                        untrained.wait()
-                        vectors = _embedded(home, plan, bench, ledger, say) if report else {}
-            finished = ledger.is_finished()
-            if finished:
-                untrained.score_here(say)
-            if finished and report:
-                publish(home, plan, tracker, bench, ledger, say, warned, vectors)
-            ending.close()
+            with _ending(home, plan, tracker, ledger):
+                untrained = Untrained(plan, bench, known, tracker.baseline, warned)
+                untrained.want(_splits(ledger.waiting, search), say)
+                files = _node_files(home, plan)
+                listener = TrackingListener(tracker, plan, tags)
+                desk = _open_desk(home, plan, ledger, listener, warned, files, bench)
+                parts = _Parts(home, plan, bench, tracker, desk, files, untrained, say, warned)
+                vectors: Mapping[str, Any] = {}
+                if not ledger.is_finished():
+                    with _blame(ledger):
+                        vectors = _run_trials(parts, address, tick, on_death, report, trainable)
+                finished = ledger.is_finished()
+                if finished:
+                    untrained.score_here(say)
+                if finished and report:
+                    publish(home, plan, tracker, bench, ledger, say, warned, vectors)
             tracked = tracker.close()
             told = tracker.status()
         return RunSummary(
@@ -162,6 +145,69 @@ def run(
             tracking_error=told.error,
             trouble=desk.trouble,
         )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a run that is open works with."""
+
+    home: StudyHome
+    plan: Plan
+    bench: Bench
+    tracker: Tracker
+    desk: Desk
+    files: NodeFiles
+    untrained: Untrained
+    say: Callable[[str], None]
+    warned: Warned
+
+
+def _run_trials(
+    parts: _Parts,
+    address: str | None,
+    tick: Tick | None,
+    on_death: Callable[[str], None],
+    report: bool,
+    trainable: type | None,
+) -> Mapping[str, Any]:
+    """All that needs a Ray; gives what `publish` needs of it, once nothing is left to run."""
+    home, plan, tracker, desk = parts.home, parts.plan, parts.tracker, parts.desk
+    resources, say, warned = plan.file.resources, parts.say, parts.warned
+    if address is not None and plan.file.storage.checkpoints is None:
+        say(UNSHARED)
+    watch = Watch(tracker.status, warned)
+    lasting = Patience(resources, warned), watch, parts.files, parts.untrained
+    with (
+        ray_session(resources, address, say, on_death, warned),
+        Refresher(home, plan, tracker, seconds=_pause(report), warn=warned) as refresher,
+        growth(plan.name, resources) as grown,
+    ):
+        show = _shower(desk, tick, refresher, grown, lasting)
+        parts.untrained.send()
+        show()  # nodes are asked for before Tune asks for those of its first trials
+        run_tune(home, plan, desk, show, trainable)
+        if not desk.ledger.is_finished():
+            return {}
+        parts.files.bring_home(desk.kept())
+        parts.untrained.wait()
+        return _embedded(home, plan, parts.bench, desk.ledger, say) if report else {}
+
+
+@contextlib.contextmanager
+def _blame(ledger: Ledger) -> Iterator[None]:
+    """Whoever was running when Ray died may have killed it; whatever else ends a run, none did.
+
+    A driver that dies comes to no such end, and blames them so.
+    """
+    try:
+        yield
+    except RayError:
+        raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # what ended the run may be a full disk
+            ledger.pause()
+        raise
+    ledger.pause()
 
 
 def _open_store(home: StudyHome, plan: Plan, warned: Warned) -> None:

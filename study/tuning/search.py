@@ -65,6 +65,8 @@ class LossSearch:
         self._scored = 0  # points of the search that reached full length
         self._order = Order(plan, loss)
         self._best: Job | None = None
+        # Those that failed, too: like a point that failed they were this loss's budget, which is
+        # that of every other; the analyses count the seeds that have a score, and say what failed.
         self._repeated: set[str] = set()
         self._chooser = Chooser(plan, loss)
         self._mirror = self._chooser.mirror

@@ -25,7 +25,7 @@ from study.plan import load_plan, save_plan
 from study.planning import build_plan
 from study.read_file import parse_study
 from study.tracking.reader import read_table
-from study.tuning.record import Record, job_of, outcome_of
+from study.tuning.record import Record, job_of, outcome_of, starts_of
 from tests.study.tuning_simulation import drive, open_ledger
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 
@@ -165,6 +165,14 @@ def recorded(home: StudyHome) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows, columns=["trial", "origin", "state", "epochs", "seconds"])
+
+
+def starts(home: StudyHome) -> dict[str, int]:
+    """How often each open trial was started since its last epoch, as the journal counts them."""
+    plan = load_plan(home.directory)
+    record = Record(home.directory, plan.spaces)
+    trials = [trial for loss in plan.losses for trial in record.trials(loss)]
+    return {job_of(t).trial: starts_of(t) for t in trials if outcome_of(t) is None}
 
 
 def check_consistent(home: StudyHome) -> pd.DataFrame:

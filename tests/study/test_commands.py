@@ -323,6 +323,22 @@ def test_check_prints_the_plan_and_the_cost(study: Any) -> None:
     assert report["cost"]["epochs_at_most"] == 12
 
 
+@pytest.mark.parametrize("sampler", ["cmaes", "tpe"])
+def test_check_says_which_knobs_cma_es_draws_at_random(study: Any, sampler: str) -> None:
+    """It has no model of choices; of numbers, and of a loss without a choice, nothing is said."""
+    searched = {"alpha": [8, 128, "log"], "augment": {"choices": ["light", "none"]}}
+    losses = {"proxy_anchor": {"search": searched}, "triplet": None}
+    search = {**STUDY["search"], "sampler": sampler}
+    file = write({**STUDY, "losses": losses, "search": search})
+    done = study("check", file)
+    assert done.code == 0, done.err
+    lines = [line for line in done.out.splitlines() if "CMA-ES" in line]
+    told = "proxy_anchor: CMA-ES has no model of augment: drawn at random."
+    assert lines == ([f"advice: {told}"] if sampler == "cmaes" else [])
+    advice = json.loads(study("check", file, "--json").out)["advice"]
+    assert (told in advice) == (sampler == "cmaes")
+
+
 def test_a_published_point_outside_the_ranges_is_refused_aloud(
     study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from study.jobs import Job, Outcome
 from study.plan import Plan
 from study.tuning.brake import MOST_FAILURES
 from study.tuning.desk import MAX_LOSSES, Desk
+from study.tuning.ledger import MOST_STARTS, SUSPECT
 from study.tuning.warned import Warned
 from tests.study.driven import write_features
 from tests.study.tuning_simulation import make_plan, open_ledger
@@ -499,3 +500,99 @@ def test_a_trial_that_never_reaches_its_checkpoint_says_why_it_failed(tmp_path: 
     assert tries == MAX_LOSSES + 1
     (outcome,) = listener.outcomes.values()
     assert (outcome.state, outcome.error) == ("failed", "OSError: S3 is away")
+
+
+def run_with_a_killer(desk: Desk, killer: str, *, slots: int, waits: bool = False) -> list[str]:
+    """Trials train, `slots` at once, until all have ended or the killer's start ends the run.
+
+    Gives them in the order of their starts. Those beside the killer have finished no epoch by then
+    if it `waits` until they have started.
+    """
+    live: list[str] = []
+    tried: list[str] = []
+    while True:
+        while len(live) < slots and (spec := desk.start()) is not None:
+            live.append(spec["trial"])
+            tried.append(spec["trial"])
+            if spec["trial"] == killer and not waits:
+                return tried
+        if killer in live or not live:
+            return tried
+        desk.result(live.pop(0), {"state": "finished", "epoch": 9, "score": 0.5})
+
+
+@pytest.mark.parametrize(("slots", "waits"), [(1, False), (3, False), (3, True)])
+def test_a_trial_that_takes_its_run_with_it_comes_last_and_is_given_up(
+    tmp_path: Path, slots: int, waits: bool
+) -> None:
+    """A run that dies writes nothing more: the record holds what it held when a trial started."""
+    plan = make_plan(losses=["triplet"], resources={"max_concurrent": slots})
+    listener, said, killer = Listener(), list[str](), "triplet-0000"
+    runs = []
+    while True:
+        desk = open_desk(plan, tmp_path, listener, warn=said.append)
+        desk._slots = lambda: slots
+        runs.append(run_with_a_killer(desk, killer, slots=slots, waits=waits))
+        if desk.ledger.is_finished():
+            break
+    assert len(runs) == MOST_STARTS + 1
+    assert [run[0] == killer for run in runs[:SUSPECT]] == [True] * SUSPECT
+    assert len(runs[SUSPECT]) > plan.points("triplet") / 2
+    for run in runs[SUSPECT:MOST_STARTS]:
+        assert run[-1] == killer, "after all others"
+    assert killer not in runs[MOST_STARTS]
+    failed = {trial: o for trial, o in listener.outcomes.items() if o.state == "failed"}
+    assert list(failed) == [killer], "nobody who ran beside it"
+    assert "the run died 5 times in the same epoch" in failed[killer].error
+    assert said == [f"{killer} is given up: {failed[killer].error}"]
+    assert len(listener.outcomes) > plan.points("triplet")
+
+
+@pytest.mark.parametrize("deaths", [SUSPECT, SUSPECT + 1])
+def test_suspects_start_one_by_one_and_at_last_alone(tmp_path: Path, deaths: int) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 3, "repeats": 1})
+    ledger = open_ledger(plan, tmp_path)
+    jobs = [ledger.next_job() for _ in range(3)]
+    for job in jobs:
+        assert job is not None
+        ledger._record.count_starts(job.trial, deaths, 0)
+    ledger = open_ledger(plan, tmp_path)
+    first = ledger.next_job()
+    assert first in jobs
+    assert first is not None
+    assert ledger.starts(first.trial) == deaths
+    assert ledger.next_job() is None
+    ledger.report(first.trial, 1, 0.5)
+    assert (ledger.next_job() is None) == (deaths > SUSPECT), "the first is cleared"
+    ledger.end(first.trial, Outcome("finished", 9, 0.5))
+    assert (ledger.next_job() is None) == (deaths == SUSPECT), "the second is not"
+
+
+@pytest.mark.parametrize("what", ["ctrl-C", "progress", "lost processes"])
+def test_pauses_are_not_the_trials_fault(tmp_path: Path, what: str) -> None:
+    """However often a study is stopped, and however often a trial's node goes."""
+    plan, listener = make_plan(losses=["triplet"]), Listener()
+    for epoch in range(1, MOST_STARTS + 3):
+        desk = open_desk(plan, tmp_path, listener)
+        spec = desk.start()
+        assert spec is not None
+        assert spec["trial"] == "triplet-0000", "it comes first as ever"
+        if what == "progress":
+            desk.result(spec["trial"], {"state": "running", "epoch": epoch, "score": 0.5})
+            continue
+        if what == "lost processes":
+            desk.lost(spec["trial"])
+        desk.ledger.pause()
+    assert not listener.outcomes
+
+
+def test_a_pause_clears_nobody(tmp_path: Path) -> None:
+    plan = make_plan(losses=["triplet"], search={"trials": 1, "repeats": 1})
+    for runs in range(1, MOST_STARTS + 1):
+        for ending in ("pause", "death"):
+            ledger = open_ledger(plan, tmp_path)
+            job = ledger.next_job()
+            assert job is not None
+            assert ledger.starts(job.trial) == runs - 1
+            if ending == "pause":
+                ledger.pause()

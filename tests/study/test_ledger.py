@@ -150,6 +150,35 @@ def test_told_states_are_true(tmp_path: Path) -> None:
     assert len(study.trials) == sum(j.loss == "triplet" and j.origin != "repeat" for j in jobs)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_repeat_that_failed_is_spent_like_a_point_that_failed(
+    tmp_path: Path, resumed: bool
+) -> None:
+    """Budgets stay equal: no loss trains more often because its trials fail."""
+    plan = make_plan(search={"trials": 4, "repeats": 3})
+    ledger = open_ledger(plan, tmp_path)
+    asked: list[Job] = []
+    failed = 0
+    while (job := ledger.next_job()) is not None:
+        asked.append(job)
+        bad = job.loss == "triplet" and job.origin == "repeat" and failed < 2
+        failed += bad
+        score = closeness(job, 9)
+        ledger.end(
+            job.trial, Outcome("failed", 0, math.nan) if bad else Outcome("finished", 9, score)
+        )
+        if bad and resumed:
+            ledger = open_ledger(plan, tmp_path)
+    assert ledger.is_finished()
+    repeats = [job for job in asked if job.origin == "repeat"]
+    assert len({job.identity for job in repeats}) == len(repeats), "none is asked again"
+    assert {p.loss: p.failed for p in ledger.progress()} == {"proxy_anchor": 0, "triplet": 2}
+    assert all(p.ended == p.planned for p in ledger.progress())
+    for loss in plan.losses:
+        points = Counter(job.point for job in repeats if job.loss == loss)
+        assert set(points.values()) == {2}, "as many for each point as the plan says"
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "random", "sobol", "grid", "cmaes"])
 def test_the_record_says_how_it_is_searched(tmp_path: Path, sampler: str) -> None:
     search = {"sampler": sampler, "seed": 3, "stop_early": {"grace_epochs": 2, "reduction": 2}}

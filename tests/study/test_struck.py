@@ -20,6 +20,7 @@ from tests.study.driven import (
     launch,
     recorded,
     start,
+    starts,
     wait_for,
     write_features,
     write_study,
@@ -123,6 +124,7 @@ def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> Non
     assert "study resume s" in output
     assert "Traceback" not in output
     assert (recorded(home)["state"] == "running").any()
+    assert set(starts(home).values()) == {0}, "a pause is no trial's fault"
     assert "trials ended" in (note := _note(home))
     assert "report/index.html" not in note
     process = launch(root, "resume", "s", "--no-report")
@@ -131,6 +133,7 @@ def test_interrupted_killed_and_resumed(tmp_path: Path, data_cache: Path) -> Non
     process.wait()
     before = recorded(home)
     assert (before["state"] == "running").any()
+    assert set(starts(home).values()) <= {0, 1}
     process = launch(root, "resume", "s", "--no-report")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output

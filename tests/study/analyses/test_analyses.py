@@ -250,6 +250,20 @@ def test_pairs_hide_where_nobody_looked(demo_findings: Findings) -> None:
         assert gap.min() > 0.1
 
 
+def test_a_repeat_that_failed_is_no_seed_and_is_said() -> None:
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.1]), noise=0.001)
+    table = make_table([problem], Plan(trials=20, bayes=False))
+    before = seed_noise(table, "a").freedom
+    lost = table.trials.index[table.trials["origin"] == "repeat"][:2]
+    trials = table.trials.copy()
+    trials.loc[lost, "state"], trials.loc[lost, "score"] = "failed", np.nan
+    table = replace(table, trials=trials)
+    assert seed_noise(table, "a").freedom == before - 2
+    said = lint.lint_results(table).set_index("rule")["message"]["failed trials"]
+    assert said.startswith("2 trials failed")
+    assert "2 of them repeated a point: its seed noise rests on fewer seeds" in said
+
+
 # Early stopping
 
 
@@ -273,6 +287,35 @@ def test_stopping_is_safe_only_if_early_ranks_are_final_ranks(crossing: bool, ve
     worst = table.curves["score"].where(~its_own, 0.9 if crossing else 0.1)
     rows = stopping.analyse(replace(table, curves=table.curves.assign(score=worst)), "a")
     assert not rows["best_foretold"].any()
+
+
+@pytest.mark.parametrize(
+    ("stops", "said", "rungs", "kept"),
+    [
+        (True, [3, 4, 6, 8, 9, 11], [3], True),  # as the search says
+        (True, [], [3], True),  # an import: none was stopped before
+        (False, [4, 6, 8, 11], [4, 9], True),  # nothing was stopped, but might have been
+        (False, [], [3, 9], False),  # nothing is known, so all scores count
+    ],
+)
+def test_stopping_is_judged_by_what_the_search_could_see(
+    stops: bool, said: list[int], rungs: list[int], kept: bool
+) -> None:
+    """With a frozen backbone the best was slow; that is nothing before the search's grace."""
+    problem = Problem(unit_space("a", ["x", "y"]), additive([0.3, 0.1]), noise=0.001)
+    table = make_table([problem], Plan(trials=40, bayes=stops))
+    assert (table.trials["state"] == "stopped").any() == stops
+    final = table.trials.set_index("trial")["score"]
+    best = final[table.trials.set_index("trial")["origin"].isin(["sobol", "published"])].idxmax()
+    scores = table.curves.pivot(index="trial", columns="epoch", values="score")
+    gained = final.where(final.index != best, 0.1).reindex(scores.index)
+    for epoch in (1, 2):  # what the others gain from here to the third is what they reach
+        scores[epoch] = scores[3] - gained
+    curves = scores.melt(ignore_index=False, value_name="score").reset_index().dropna()
+    protocol = {**table.protocol, **({"foretold_at": {"a": said}} if said else {})}
+    rows = stopping.analyse(replace(table, curves=curves, protocol=protocol), "a")
+    assert rows["epoch"].tolist() == rungs
+    assert rows["best_foretold"].iloc[0] == kept
 
 
 @pytest.mark.parametrize(("trials", "sobol", "said"), [(14, 0.4, True), (40, 0.4, False)])

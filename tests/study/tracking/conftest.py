@@ -65,6 +65,7 @@ class Story:
                 "classes": 81,
             },
             "baseline": {},
+            "samplers": {"circle": {"sampler": "gp", "foretold_at": [2]}, "proxy_anchor": {}},
             "spaces": {loss: space.to_dict() for loss, space in self.spaces.items()},
         }
 

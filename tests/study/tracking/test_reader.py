@@ -36,7 +36,7 @@ def test_the_columns_are_the_contract(table: TrialTable, story: Any) -> None:
     ]
     assert list(table.curves.columns) == ["trial", "epoch", "score"]
     assert table.study == "groceries"
-    assert table.protocol == story.plan["protocol"]
+    assert table.protocol == {**story.plan["protocol"], "foretold_at": {"circle": [2]}}
     assert table.spaces == story.spaces
     assert table.knobs("circle") == ["alpha", "m", "batch_size", "pooling", "layer_norm"]
 
