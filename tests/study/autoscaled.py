@@ -118,13 +118,17 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Every process of the cluster but this one."""
-    found = []
+    """Every process of the cluster but this one.
+
+    Some lose the mark, because Ray writes their title over their environment; they are children of
+    others.
+    """
+    found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
+                found |= {process, *process.children(recursive=True)}
+    return list(found)
 
 
 def end_all(mark: str) -> None:

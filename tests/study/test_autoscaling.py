@@ -48,14 +48,16 @@ def test_nothing_is_left_of_a_cluster_that_is_broken_off(tmp_path: Path) -> None
     """As when the machine is too busy for it to end in time."""
     mark, deadline = str(tmp_path), time.monotonic() + 120
     with started(tmp_path):
-        while not any(is_raylet(process) for process in marked(mark)):
+        while not any(map(is_agent, there := marked(mark))):
             assert time.monotonic() < deadline
             time.sleep(0.2)
     assert not marked(mark)
+    assert not [process for process in there if process.is_running()]
 
 
-def is_raylet(process: psutil.Process) -> bool:
+def is_agent(process: psutil.Process) -> bool:
+    """Whether this is the last kind to come: a child of a raylet."""
     try:
-        return bool(process.name() == "raylet")
-    except psutil.Error:
+        return str(process.cmdline()[0]).startswith("ray::")
+    except (psutil.Error, IndexError):
         return False
