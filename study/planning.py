@@ -30,7 +30,11 @@ from trainables.losses import loss_knobs, pml, samples_classes
 from trainables.losses.knobs import KnobInfo
 from trainables.settings import Settings
 
-SHARE = "negative_share"
+SHARE, PROXY_RATE = "negative_share", "proxy_lr"
+OF_PROXIES = {
+    SHARE: "only our losses with proxies compare with a part of the classes",
+    PROXY_RATE: "it is the rate of proxies, and there are none",
+}
 
 
 def build_plan(file: StudyFile) -> Plan:
@@ -72,7 +76,7 @@ def _space(loss: str, file: StudyFile, still: Mapping[str, Value]) -> Space:
     _check_names(loss, file, own)
     # What is true of all losses yields to what a ready-made space says of this one.
     said = {*base.searched, *base.fixed} if section.space else set()
-    said |= set() if samples_classes(loss) else {SHARE}
+    said |= {knob for knob in OF_PROXIES if not _reaches(knob, loss)}
     for_all = {k: r for k, r in file.searched_for_all.items() if k not in said}
     ranges = {k: r for k, r in {**for_all, **section.search}.items() if k not in section.fixed}
     if dead := [k for k in ranges if k in still]:
@@ -160,21 +164,29 @@ def _check_backbone(file: StudyFile) -> None:
 def _check_proxies(file: StudyFile) -> None:
     """Refuse what is asked of proxies where there are none, or none to spread.
 
-    A `negative_share` for all losses is left out of those it does not reach; one that reaches none
-    is refused.
+    What is said of proxies for all losses is left out of those without; if it reaches none of them
+    it is refused.
     """
-    others = [loss for loss in file.losses if not samples_classes(loss)]
-    why = "changes nothing, because only our losses with proxies compare with a part of the classes"
-    for loss in others:
-        if SHARE in file.losses[loss].search or file.losses[loss].fixed.get(SHARE, 1) != 1:
-            raise StudyError(f"losses.{loss}: {SHARE} {why}")
-    if len(others) == len(file.losses) and file.training.get(SHARE, 1) != 1:
-        raise StudyError(f"training: {SHARE} {why}")
+    for knob, why in OF_PROXIES.items():
+        others = [loss for loss in file.losses if not _reaches(knob, loss)]
+        places = {f"losses.{o}": {**file.losses[o].search, **file.losses[o].fixed} for o in others}
+        if len(others) == len(file.losses):
+            places["training"] = {**file.training}
+        for place, said in places.items():
+            if knob in said and (knob, said[knob]) != (SHARE, 1):  # which is all of them
+                raise StudyError(f"{place}: {knob} changes nothing, because {why}")
     if file.resources.shard_proxies and file.resources.ranks_per_trial == 1:
         raise StudyError(
             "resources: shard_proxies spreads proxies over the ranks of a trial, but "
             "ranks_per_trial is 1"
         )
+
+
+def _reaches(knob: str, loss: str) -> bool:
+    """Whether a knob of proxies changes the training of a loss."""
+    if knob == SHARE:
+        return samples_classes(loss)
+    return pml.has_proxies(loss) if loss.startswith(pml.PREFIX) else samples_classes(loss)
 
 
 def _on_features(file: StudyFile) -> bool:

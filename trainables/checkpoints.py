@@ -20,6 +20,7 @@ from typing import IO, Any
 import torch
 
 from trainables import objects
+from trainables.spread import spread_in, write_spread
 
 _WRITING = ".writing-"
 _ENDING = ".pt"
@@ -38,14 +39,15 @@ def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
     if objects.is_object(place):
         with tempfile.TemporaryDirectory(prefix=_WRITING) as folder:
             path = checkpoint_path(Path(folder), trial)
-            _write(payload, path)
+            with path.open("w+b") as file:
+                _write(payload, file)
             objects.upload(path, _address(place, trial))
         return
     directory = Path(place)
     directory.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_WRITING)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             _write(payload, file)
             file.flush()
             os.fsync(file.fileno())
@@ -56,13 +58,16 @@ def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
         raise
 
 
-def _write(payload: dict[str, Any], target: Path | IO[bytes]) -> None:
+def _write(payload: dict[str, Any], file: IO[bytes]) -> None:
     """Save; a disk that is full says so.
 
     torch's writer turns the OSError of a large tensor into a RuntimeError about its container.
     """
     try:
-        torch.save(payload, target)
+        if spread_in(payload):
+            write_spread(payload, file)
+        else:
+            torch.save(payload, file)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None

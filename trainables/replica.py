@@ -140,8 +140,8 @@ class Replica:
         return score_vectors(vectors, self.task.score, self._spec, self.world)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes in training, whole on the first rank: the same for any world size."""
-        loss, optimizer = self._shards.whole()
+        """All that changes in training; saved it is the same for any world size."""
+        loss, optimizer = self._shards.state()
         return {"model": self.model.state_dict(), "loss": loss, "optimizer": optimizer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -17,9 +17,7 @@ import torch
 
 from trainables.checkpoints import checkpoint_file, read_checkpoint
 from trainables.settings import TrialSpec
-from trainables.world import World
-
-PIECE_BYTES = 16 * 2**20
+from trainables.world import PIECE_BYTES, World
 
 
 def newest_checkpoint(

@@ -17,6 +17,7 @@ from trainables.model import placed, pool
 from trainables.replica import Replica, Task, embed, score_vectors
 from trainables.restoring import newest_checkpoint
 from trainables.settings import TrialSpec
+from trainables.spread import spread_in
 from trainables.usage import Usage
 from trainables.workbench import Bench, untrained_backbone
 from trainables.world import Alone, World, trial_device
@@ -97,7 +98,11 @@ class Training:
         return self.epoch >= self._spec.settings.epochs
 
     def save(self) -> None:
-        """Write the checkpoint, if the trial keeps one; the first rank writes it, whole."""
+        """Write the checkpoint, if the trial keeps one; the first rank writes it, whole.
+
+        Raises:
+            OSError: It could not be written; on the first rank.
+        """
         if not self._spec.checkpoint_dir:
             return
         payload = {
@@ -106,8 +111,13 @@ class Training:
             "last_result": self.last_result,
             "replicas": [r.state_dict() for r in self.replicas],
         }
-        if self._world.rank == 0:
-            save_checkpoint(self._spec.checkpoint_dir, self._spec.trial, payload)
+        spread = spread_in(payload)
+        try:
+            if self._world.rank == 0:
+                save_checkpoint(self._spec.checkpoint_dir, self._spec.trial, payload)
+        finally:
+            for tensor in spread:  # also when the disk is full: the other ranks send all the same
+                tensor.finish()
 
     def restore(self, warn: Callable[[str], None] = lambda text: None) -> bool:
         """Continue from the checkpoint, if there is one; `last_result` is then its report.

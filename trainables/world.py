@@ -10,12 +10,14 @@ the loss of the global batch. Hence the rules that make any number of ranks give
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+PIECE_BYTES = 16 * 2**20
 
 
 class WorldError(RuntimeError):
@@ -53,8 +55,11 @@ class World(Protocol):
     def gather(self, rows: Tensor, total: int) -> Tensor:
         """All `total` rows, of which this rank gives those of `share(total, ...)`; no gradient."""
 
-    def collect(self, rows: Tensor, total: int) -> Tensor | None:
-        """As `gather`, on the CPU of the first rank only; the others get None."""
+    def collect(self, rows: Tensor, total: int) -> Iterator[Tensor]:
+        """As `gather`, a piece after another, on the CPU of the first rank; others get none.
+
+        Every rank has to go through it to its end.
+        """
 
 
 def share(total: int, rank: int, size: int) -> slice:
@@ -88,9 +93,9 @@ class Alone:
         """The rows themselves."""
         return rows
 
-    def collect(self, rows: Tensor, total: int) -> Tensor | None:
+    def collect(self, rows: Tensor, total: int) -> Iterator[Tensor]:
         """The rows themselves."""
-        return rows.detach().cpu()
+        yield rows.detach().cpu()
 
 
 class Group:
@@ -137,24 +142,32 @@ class Group:
         kept = [part[:length] for part, length in zip(parts, lengths, strict=True)]
         return torch.cat(kept).to(rows.device)
 
-    def collect(self, rows: Tensor, total: int) -> Tensor | None:
-        """Shards to the first rank, one after another: no other rank ever holds them all."""
-        if self.rank > 0:
-            if len(rows):
-                sent = rows.detach().to(self.device).contiguous()
-                with _Failures():
-                    dist.send(sent, self._ranks[0], self._group)
-            return None
-        result = torch.empty((total, *rows.shape[1:]), dtype=rows.dtype)
-        result[share(total, 0, self.size)] = rows.detach().cpu()
-        for rank in range(1, self.size):
-            place = result[share(total, rank, self.size)]
-            if len(place):
-                part = torch.empty_like(place, device=self.device)
-                with _Failures():
-                    dist.recv(part, self._ranks[rank], self._group)
-                place.copy_(part)
-        return result
+    def collect(self, rows: Tensor, total: int) -> Iterator[Tensor]:
+        """Pieces of the shards to the first rank, in order: no rank ever holds them all."""
+        width = rows.shape[1:]
+        count = max(1, PIECE_BYTES // max(1, width.numel() * rows.element_size()))
+        for rank in range(self.size):
+            part = share(total, rank, self.size)
+            for start in range(part.start, part.stop, count):
+                length = min(count, part.stop - start)
+                if rank == self.rank:
+                    piece = rows.detach()[start - part.start :][:length]
+                elif self.rank == 0:
+                    piece = torch.empty((length, *width), dtype=rows.dtype, device=self.device)
+                else:
+                    continue
+                if rank > 0:
+                    self._pass_on(piece, rank)
+                if self.rank == 0:
+                    yield piece.cpu()
+
+    def _pass_on(self, piece: Tensor, rank: int) -> None:
+        """From a rank to the first."""
+        with _Failures():
+            if self.rank == 0:
+                dist.recv(piece, self._ranks[rank], self._group)
+            else:
+                dist.send(piece.to(self.device).contiguous(), self._ranks[0], self._group)
 
     def _reduce(self, values: Tensor, operation: Any) -> None:
         sent = self._travelling(values)

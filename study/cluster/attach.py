@@ -57,6 +57,8 @@ def start(
 def follow(cluster: Path, name: str, *, head: Head | None = None) -> int:
     """Show a study's output until it ends; a lost connection is taken up where it was lost.
 
+    Should the study have been started anew meanwhile, the new run is shown from its beginning.
+
     Args:
         head: Of the cluster, if it has just been talked to.
 
@@ -69,12 +71,11 @@ def follow(cluster: Path, name: str, *, head: Head | None = None) -> int:
     if head is None:
         head = find_head(cluster)
         head.run(["true"])
-    seen, losses = 0, 0
-    text = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end within a letter
+    shown, losses = _Shown(name), 0
     try:
         while True:
-            code, count = _stream(head, [*DETACHED, "follow", name, str(seen)], text)
-            seen, losses = seen + count, 0 if count else losses
+            code, count = _stream(head, shown)
+            losses = 0 if count else losses
             if code != SSH_FAILED:
                 return code
             if losses == 0:
@@ -134,10 +135,43 @@ def refuse_local(**options: object) -> None:
             raise StudyError(f"--{option} is for studies of this machine, not with --cluster")
 
 
-def _stream(head: Head, words: Sequence[str], text: codecs.IncrementalDecoder) -> tuple[int, int]:
-    """Copy a remote command's output here; its exit code and how many bytes came."""
+class _Shown:
+    """What has been shown of a study's output: of which run, and how much."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._begin("-")
+
+    @property
+    def words(self) -> list[str]:
+        """What asks the head for the rest."""
+        return [*DETACHED, "follow", self.name, str(self._seen), self._run]
+
+    def start(self, line: bytes) -> None:
+        """Take the line that comes before the output: the run's stamp."""
+        run = line.decode("ascii", "replace").strip()
+        if not line.endswith(b"\n") or run == self._run:
+            return
+        if self._seen:
+            click.echo(f"{self.name} was started anew; its output from the beginning", err=True)
+        self._begin(run)
+
+    def show(self, chunk: bytes) -> None:
+        """Print some more."""
+        self._seen += len(chunk)
+        sys.stdout.write(self._text.decode(chunk))
+        sys.stdout.flush()
+
+    def _begin(self, run: str) -> None:
+        self._run, self._seen = run, 0
+        # A chunk may end within a letter.
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+
+
+def _stream(head: Head, shown: _Shown) -> tuple[int, int]:
+    """Copy what the head says of a study here; its exit code and how many bytes came."""
     process = subprocess.Popen(
-        head.command(words),
+        head.command(shown.words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -145,10 +179,10 @@ def _stream(head: Head, words: Sequence[str], text: codecs.IncrementalDecoder) -
     assert process.stdout is not None
     count = 0
     try:
+        shown.start(process.stdout.readline())
         while chunk := process.stdout.read1(CHUNK):  # type: ignore[attr-defined]
             count += len(chunk)
-            sys.stdout.write(text.decode(chunk))
-            sys.stdout.flush()
+            shown.show(chunk)
         return process.wait(), count
     finally:
         if process.poll() is None:

@@ -4,7 +4,8 @@
 
     start NAME COMMAND...   start `study COMMAND...` for the study NAME in the background; a study
                             file, if the command is `run`, comes on standard input
-    follow NAME OFFSET      its output from a byte on, until it ends; then its exit code
+    follow NAME OFFSET RUN  the stamp of its last run in a line, then its output until it ends; then
+                            its exit code. If the stamp is RUN the output begins at a byte
     tracking NAME           where the study is kept
 
 The output, the study file and the exit code are kept in `.runs/NAME` of the studies' folder. A lock
@@ -30,6 +31,7 @@ from study.folders import studies_root
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
 LOST = 1
+NEVER = "-"
 
 
 class Run:
@@ -40,6 +42,7 @@ class Run:
         self.folder = studies_root() / ".runs" / name
         self.log = self.folder / "log"
         self.exit = self.folder / "exit"
+        self._started = self.folder / "started"
         self.file = self.folder / f"{name}.yaml"
 
     def hold(self) -> IO[str] | None:
@@ -58,6 +61,23 @@ class Run:
         """Put the output of an earlier run aside; only the last but one is lost."""
         if self.log.exists():
             self.log.replace(self.folder / "log.before")
+        self._started.write_text(str(time.time_ns()), encoding="ascii")
+
+    def output(self) -> tuple[str, IO[bytes]]:
+        """What tells the last run from earlier ones, and its log, open.
+
+        Raises:
+            FileNotFoundError: None was started.
+        """
+        while True:
+            stamp = self._stamp()
+            log = self.log.open("rb")
+            if stamp == self._stamp():  # it is written after the old log went, before a new came
+                return stamp, log
+            log.close()
+
+    def _stamp(self) -> str:
+        return self._started.read_text(encoding="ascii") if self._started.exists() else NEVER
 
     def is_running(self) -> bool:
         """Whether it runs right now."""
@@ -181,17 +201,24 @@ def _let_nodes_go(name: str) -> None:
         )
 
 
-def follow(name: str, offset: int, out: IO[bytes]) -> int:
-    """Copy the run's output until it ends; gives its exit code.
+def follow(name: str, offset: int, known: str, out: IO[bytes]) -> int:
+    """Tell which run this is, copy its output until it ends, and give its exit code.
+
+    Args:
+        offset: Of the output, where to begin if the run is the known one; another is shown whole.
+        known: Stamp of the run that was followed before.
 
     Raises:
         StudyError: Nothing was ever started under this name.
     """
     run = Run(name)
-    if not run.log.exists():
-        raise StudyError(f"no study {name!r} was started on this cluster")
-    with run.log.open("rb") as log:
-        log.seek(offset)
+    try:
+        stamp, log = run.output()
+    except FileNotFoundError:
+        raise StudyError(f"no study {name!r} was started on this cluster") from None
+    with log:
+        out.write(f"{stamp}\n".encode())
+        log.seek(offset if stamp == known else 0)
         while True:
             ended = not run.is_running()
             shutil.copyfileobj(log, out)
@@ -222,7 +249,7 @@ def main(arguments: list[str]) -> int:
         if action == "watch":
             return watch(name, rest)
         if action == "follow":
-            return follow(name, int(rest[0]), sys.stdout.buffer)
+            return follow(name, int(rest[0]), rest[1], sys.stdout.buffer)
         if action == "tracking":
             print(tracking(name))
             return 0

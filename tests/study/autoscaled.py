@@ -117,15 +117,28 @@ def cluster(folder: Path) -> Iterator[str]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def end_all(mark: str) -> None:
-    """End every process of the cluster but this one."""
-    found = []
+def marked(mark: str) -> list[psutil.Process]:
+    """Every process of the cluster but this one.
+
+    Some lose the mark, because Ray writes their title over their environment; they are children of
+    others.
+    """
+    found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                found |= {process, *process.children(recursive=True)}
+    return list(found)
+
+
+def end_all(mark: str) -> None:
+    """End every process of the cluster but this one, and what they start meanwhile."""
+    deadline = time.monotonic() + 20
+    while (found := marked(mark)) and time.monotonic() < deadline:
+        for process in found:
+            with contextlib.suppress(psutil.Error):
                 process.kill()
-                found.append(process)
-    psutil.wait_procs(found, timeout=20)
+        psutil.wait_procs(found, timeout=5)
 
 
 def launched() -> list[int]:
@@ -136,8 +149,8 @@ def launched() -> list[int]:
     return [int(step[1]) for step in steps if step]
 
 
-def temporary_folder() -> Path:
-    return Path("/tmp", f"dml-{os.getpid()}")  # names of sockets may not be long
+def temporary_folder(pid: int | None = None) -> Path:
+    return Path("/tmp", f"dml-{pid or os.getpid()}")  # names of sockets may not be long
 
 
 def workers() -> int:
@@ -244,25 +257,40 @@ def main(folder: Path) -> dict[str, Any]:
         return found
 
 
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """`main` in a process of its own, whose home is the folder: it is the head's.
+
+    Nothing of the cluster is left afterwards, also if the process hangs or is killed.
+    """
+    environment = {
+        **os.environ,
+        MARK: str(folder),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(folder),
+        "RAY_AUTH_MODE": "token",
+    }
+    words = [sys.executable, str(Path(__file__)), str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        words, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            end_all(str(folder))
+            shutil.rmtree(temporary_folder(process.pid), ignore_errors=True)
+
+
 def in_a_process(folder: Path) -> dict[str, Any]:
-    """`main` in a process of its own, whose home is the folder: it is the head's."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__)), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HOME": str(folder),
-            "RAY_AUTH_MODE": "token",
-        },
-    )
-    if done.returncode:
-        raise AssertionError(done.stdout[-3000:] + done.stderr[-3000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """What `main` finds."""
+    with started(folder) as process:
+        output, errors = process.communicate(timeout=200)
+    if process.returncode:
+        raise AssertionError(output[-3000:] + errors[-3000:])
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 

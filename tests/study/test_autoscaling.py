@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.study.autoscaled import WORKERS, in_a_process
+from tests.study.autoscaled import WORKERS, in_a_process, marked, started
 
 pytestmark = pytest.mark.ray
 
@@ -40,3 +42,22 @@ def test_a_trial_that_fits_no_node_is_refused_in_one_line(found: dict[str, Any])
 
 def test_studies_see_each_other_and_the_dead_want_nothing(found: dict[str, Any]) -> None:
     assert found["shared"] == {"both": [1, 2], "alone": [1], "none": 0}
+
+
+def test_nothing_is_left_of_a_cluster_that_is_broken_off(tmp_path: Path) -> None:
+    """As when the machine is too busy for it to end in time."""
+    mark, deadline = str(tmp_path), time.monotonic() + 120
+    with started(tmp_path):
+        while not any(map(is_agent, there := marked(mark))):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert not marked(mark)
+    assert not [process for process in there if process.is_running()]
+
+
+def is_agent(process: psutil.Process) -> bool:
+    """Whether this is the last kind to come: a child of a raylet."""
+    try:
+        return str(process.cmdline()[0]).startswith("ray::")
+    except (psutil.Error, IndexError):
+        return False

@@ -219,6 +219,10 @@ def test_knobs_that_change_nothing_are_refused(text: str, message: str, tmp_path
         ("[triplet, contrastive]", "training: {negative_share: 0.1}", "training: negative_share"),
         ("{triplet: {search: {negative_share: [0.1, 1.0]}}, circle: }", "", "losses.triplet: neg"),
         ("{triplet: {fixed: {negative_share: 0.1}}, circle: }", "", "losses.triplet: negative_"),
+        ("[triplet]", "training: {proxy_lr: 0.1}", "training: proxy_lr changes nothing, because"),
+        ("[margin, 'pml:CircleLoss']", "training: {proxy_lr: [1e-4, 1]}", "training: proxy_lr"),
+        ("{triplet: {search: {proxy_lr: }}, circle: }", "", "losses.triplet: proxy_lr changes"),
+        ("{triplet: {fixed: {proxy_lr: 0.01}}, circle: }", "", "losses.triplet: proxy_lr changes"),
         ("[circle]", "resources: {shard_proxies: true}", "but ranks_per_trial is 1"),
     ],
 )
@@ -246,6 +250,17 @@ def test_a_share_of_negatives_for_all_reaches_losses_with_proxies_only(share: An
     ]
     assert reached == ["proxy_anchor", "circle+synthesis"]
     plan_of({"losses": ["triplet"], "training": {"negative_share": 1}})
+
+
+@pytest.mark.parametrize("rate", [0.1, [0.1, 1.0]])
+def test_a_rate_of_proxies_for_all_reaches_losses_with_proxies_only(rate: Any) -> None:
+    losses = ["triplet", "pml:CircleLoss", "pml:ProxyAnchorLoss", "proxy_anchor", "circle"]
+    knobs = {"pml:CircleLoss": "gamma", "pml:ProxyAnchorLoss": "alpha"}
+    content = {loss: {"search": {knob: [8, 64]}} for loss, knob in knobs.items()}
+    plan = plan_of({"losses": {k: content.get(k) for k in losses}, "training": {"proxy_lr": rate}})
+    spaces = plan.spaces.items()
+    reached = [loss for loss, s in spaces if "proxy_lr" in {*s.searched, *s.fixed}]
+    assert reached == losses[2:]
 
 
 @pytest.mark.parametrize("section", ["resnet50", "{pretrained: true}", "{frozen: true}"])

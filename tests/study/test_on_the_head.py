@@ -90,15 +90,28 @@ def test_following_starts_where_it_was_broken_off_and_ends_with_the_study(
 ) -> None:
     run = detached.Run("far")
     with pytest.raises(StudyError, match="no study 'far' was started"):
-        detached.follow("far", 0, io.BytesIO())
+        detached.follow("far", 0, "-", io.BytesIO())
     run.folder.mkdir(parents=True)
+    run.keep_log()
     run.log.write_bytes(b"one\ntwo\n")
     with pytest.raises(StudyError, match="ended without a word"):
-        detached.follow("far", 0, io.BytesIO())
+        detached.follow("far", 0, "-", io.BytesIO())
     run.exit.write_text("1")
-    out = io.BytesIO()
-    assert detached.follow("far", 4, out) == 1
-    assert out.getvalue() == b"two\n"
+
+    def followed(offset: int, known: str) -> tuple[str, str]:
+        out = io.BytesIO()
+        assert detached.follow("far", offset, known, out) == 1
+        stamp, _, output = out.getvalue().decode().partition("\n")
+        return stamp, output
+
+    stamp, output = followed(0, "-")
+    assert output == "one\ntwo\n"
+    assert followed(4, stamp) == (stamp, "two\n")
+    run.keep_log()
+    run.log.write_bytes(b"another\nrun\n")
+    new, output = followed(4, stamp)
+    assert new != stamp
+    assert output == "another\nrun\n", "whole: the place was one in the old output"
 
 
 def test_a_study_that_runs_is_followed_not_started_twice(head_folder: Path) -> None:

@@ -25,6 +25,7 @@ from study.cluster import attach as attach_module
 from study.cluster import head as head_module
 from study.cluster import tunnel as tunnel_module
 from study.cluster.attach import follow, reached, show
+from study.cluster.detached import Run
 from study.cluster.head import Head
 from study.errors import StudyError
 from study.plan import save_plan
@@ -176,6 +177,44 @@ def test_output_arrives_as_it_was_written_however_it_is_cut(
     (folder / "exit").write_text("0")
     assert follow(cluster, "far") == 0
     assert capsys.readouterr().out == "größer ✓\n"
+
+
+def test_a_study_that_was_started_anew_is_shown_from_its_beginning(
+    cluster: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """While the connection was lost; the place in the old output means nothing in the new."""
+    monkeypatch.setattr(attach_module, "RETRY_SECONDS", (0.05,))
+    monkeypatch.setenv("DML_STUDY_HOME", str(tmp_path / "studies"))
+    run = Run("far")
+    lock = run.hold()
+    assert lock is not None
+    run.keep_log()
+    run.log.write_text("the first run\n", encoding="utf-8")
+    shown = {"out": "", "err": ""}
+
+    def is_shown(text: str) -> bool:
+        now = capsys.readouterr()
+        shown["out"], shown["err"] = shown["out"] + now.out, shown["err"] + now.err
+        return text in shown["out"]
+
+    codes: list[int] = []
+    follower = threading.Thread(target=lambda: codes.append(follow(cluster, "far")), daemon=True)
+    follower.start()
+    wait_for(lambda: is_shown("the first run\n"))
+    run.keep_log()
+    run.log.write_text("the second run\n", encoding="utf-8")
+    run.exit.write_text("0")
+    (ssh,) = [child for child in psutil.Process().children() if child.name() == "ssh"]
+    ssh.terminate()
+    wait_for(lambda: is_shown("the second run\n"))
+    lock.close()
+    follower.join(30)
+    assert codes == [0]
+    assert shown["out"] == "the first run\nthe second run\n"
+    assert "far was started anew" in shown["err"]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 
 from search_spaces import get_space
 from trainables.backbone import Backbone
+from trainables.checkpoints import load_checkpoint, save_checkpoint
 from trainables.data.dataset import Dataset, Part
-from trainables.losses import LOSSES, build_loss, loss_knobs
+from trainables.losses import LOSSES, build_loss, loss_knobs, sharded_parameters
 from trainables.replica import Replica, Task
 from trainables.settings import Settings, TrialSpec
+from trainables.shards import Shards
+from trainables.spread import Spread, spread_in
 from trainables.training import Training
 from trainables.workbench import Bench
 from trainables.world import World, gather_rows, share
@@ -145,8 +148,12 @@ def whole_gradients(made: Replica, world: World) -> State:
 def whole_weights(made: Replica) -> State | None:
     """All weights and buffers, on the first rank."""
     state = made.state_dict()
-    if any(value is None for value in state["loss"].values()):
-        return None
+    for name, value in state["loss"].items():
+        if isinstance(value, Spread):
+            pieces = list(value.pieces)
+            if not pieces:
+                return None
+            state["loss"][name] = torch.cat(pieces)
     named = {f"model.{k}": v for k, v in state["model"].items()}
     named |= {f"loss.{k}": v for k, v in state["loss"].items()}
     return {k: v.detach().clone() for k, v in named.items() if v.dtype.is_floating_point}
@@ -205,6 +212,18 @@ def train_and_save_apart(
     return {**training.last_result, "resumed": resumed, "weights": weights}
 
 
+def train_unsaved(world: World, trial: TrialSpec, folder: str) -> dict[str, Any]:
+    """A trial whose first rank cannot write its checkpoint, and that goes on."""
+    training = Training(replace(trial, checkpoint_dir=folder), bench(trial.dataset["kind"]), world)
+    training.run_epoch()
+    error = ""
+    try:
+        training.save()
+    except OSError as refused:
+        error = str(refused)
+    return {**training.run_epoch(), "error": error}
+
+
 def resaved(world: World, trial: TrialSpec, folder: str) -> None:
     """A trial that loads its checkpoint and saves it again."""
     training = Training(replace(trial, checkpoint_dir=folder), bench(trial.dataset["kind"]), world)
@@ -258,35 +277,73 @@ def wrapper_data(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return weight, proxies, items, torch.arange(12) % 4
 
 
-def many_classes(world: World, name: str, n_classes: int, dim: int) -> dict[str, float]:
-    """Two optimiser steps of a sharded loss; MiB held at most, beyond those held before."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the old peak
-    before = _peak_mib()
+def many_classes(world: World, name: str, n_classes: int, dim: int, folder: str) -> dict[str, Any]:
+    """Two optimiser steps of a sharded loss, then saved, loaded into a new one, and a third.
+
+    `mib` is held at most while each is done, beyond what was held before.
+    """
     knobs: dict[str, Any] = dict(spec(name).loss_knobs)
-    loss = build_loss(name, n_classes=n_classes, dim=dim, shards=world, keep_mib=8, **knobs)
-    optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-2)
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, Shards]:
+        loss = build_loss(name, n_classes=n_classes, dim=dim, shards=world, keep_mib=8, **knobs)
+        optimizer = torch.optim.AdamW(loss.parameters(), lr=1e-2)
+        return loss, optimizer, Shards(loss, optimizer, sharded_parameters(loss), world)
+
+    torch.optim.AdamW(nn.Linear(1, 1).parameters())  # what the first one imports is not meant
+    before = _new_peak()
+    loss, optimizer, shards = build()
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(n_classes, (32,), generator=generator)
     vectors = torch.randn(32, dim, generator=generator)
-    values = []
-    for _ in range(2):
+
+    def step() -> float:
         optimizer.zero_grad()
         value = loss(vectors, labels)
         value.backward()
         optimizer.step()
-        values.append(float(value.detach()))
+        return float(value.detach())
+
+    values = [step(), step()]
     proxies = loss.get_parameter("proxies")
     assert proxies.grad is not None
     moments = [m for m in optimizer.state[proxies].values() if m.dim()]
     held = sum(t.untyped_storage().nbytes() for t in (proxies, proxies.grad, *moments)) / 2**20
-    peak = _peak_mib() - before
-    return {
-        "first": values[0],
-        "last": values[1],
-        "mib": peak,
-        "rows": len(proxies),
-        "held": held,
-    }
+    found = {"rows": len(proxies), "held": held, "sums": [_sums(loss, optimizer)]}
+    mib = {"train": _peak_mib() - before}
+
+    _new_peak()
+    state = dict(zip(("loss", "optimizer"), shards.state(), strict=True))
+    if world.rank == 0:
+        save_checkpoint(folder, name, state)
+    for tensor in spread_in(state):
+        tensor.finish()
+    mib["save"] = _peak_mib() - before
+    world.sum_(torch.zeros(1))  # until it is written
+    del loss, optimizer, shards, proxies, moments, state
+
+    _new_peak()
+    loss, optimizer, shards = build()
+    payload = load_checkpoint(folder, name)
+    assert payload is not None
+    shards.load(payload["loss"], payload["optimizer"])
+    del payload
+    found["sums"].append(_sums(loss, optimizer))
+    values.append(step())
+    mib["load"] = _peak_mib() - before
+    return {**found, "values": values, "mib": mib}
+
+
+def _sums(loss: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """What tells the state of one rank's proxies from another."""
+    proxies = loss.get_parameter("proxies")
+    whole = [proxies.detach(), *(m for m in optimizer.state[proxies].values() if m.dim())]
+    return [float(part.sum()) for tensor in whole for part in (tensor, tensor[0], tensor[-1])]
+
+
+def _new_peak() -> float:
+    """Forget the peak so far; MiB held now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _peak_mib()
 
 
 def _peak_mib() -> float:

@@ -8,11 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import numpy as np
 import pytest
 import torch
+from botocore.awsrequest import AWSResponse
+from moto.core.botocore_stubber import MockRawResponse
 from moto.server import ThreadedMotoServer
 
 from trainables import objects
@@ -107,6 +110,26 @@ def test_s3_that_refuses_is_like_a_disk_that_refuses() -> None:
         save_checkpoint("s3://nobody-has-this/x", "t", {"epoch": 1})
     with pytest.raises(OSError, match="NoSuchBucket"):
         objects.stored_below("s3://nobody-has-this/x")
+
+
+def test_a_place_without_the_right_to_list_is_refused() -> None:
+    """There S3 says `forbidden` of an object that is missing; our server would say 404."""
+    place, client = f"s3://{BUCKET}/runs", objects._client()
+
+    def forbid_missing(request: Any, **_: Any) -> AWSResponse | None:
+        stored = boto3.resource("s3").Bucket(BUCKET).objects.all()
+        if any(request.url.endswith(item.key) for item in stored):
+            return None
+        return AWSResponse(request.url, 403, {}, MockRawResponse(b""))
+
+    try_place(place)
+    client.meta.events.register("before-send.s3.HeadObject", forbid_missing)
+    try:
+        with pytest.raises(OSError, match=rf"{place}/try-.*403.*Forbidden"):
+            try_place(place)
+    finally:
+        client.meta.events.unregister("before-send.s3.HeadObject", forbid_missing)
+    assert objects.stored_below(place) == [], "what was tried is gone"
 
 
 def test_a_place_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
