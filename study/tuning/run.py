@@ -115,6 +115,7 @@ def run(
         ledger = Ledger(plan, record, requests=requests, search=search)
         with _tracker(home, plan) as tracker, contextlib.ExitStack() as ending:
             refused_before = tracker.status().refused
+            watch = Watch(tracker.status, warned)
             tags = _tell_what_is_known(home, plan, tracker, ledger, data, bench.dataset.lists)
             ending.enter_context(_ending(home, plan, tracker, ledger))
             untrained = Untrained(plan, bench, known, tracker.baseline, warned)
@@ -127,7 +128,6 @@ def run(
                 resources = plan.file.resources
                 if address is not None and plan.file.storage.checkpoints is None:
                     say(UNSHARED)
-                watch = Watch(tracker.status, warned)
                 lasting = Patience(resources, warned), watch, files, untrained
                 with (
                     ray_session(resources, address, say, on_death, warned),
@@ -151,6 +151,7 @@ def run(
                 publish(home, plan, tracker, bench, ledger, say, warned, vectors)
             ending.close()
             tracked = tracker.close()
+            watch.tell_note()
             told = tracker.status()
         return RunSummary(
             finished=finished,
