@@ -86,7 +86,7 @@ class Shown:
         validated = [
             t for t in tags if (t.get("loss"), t.get("split")) == (self.loss, "validation")
         ]
-        return min(19, sum(t["origin"] != "sweep" for t in validated))
+        return min(19, len([t for t in validated if t["origin"] != "sweep"]))
 
     @property
     def data(self) -> str:
