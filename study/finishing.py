@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from study.home import StudyHome
 from study.jobs import Job, Progress
 from study.plan import Plan
 from study.processes import module, surroundings
+from study.report.folder import still, unfinished
 from study.requests import confirm_seed, plain_value
 from study.table import KNOB, TrialTable
 from study.tracking.redaction import redact
@@ -311,6 +313,8 @@ class Refresher:
         return redact(lines[-1])[:300] if lines else ""
 
     def _close(self) -> None:
+        if self._process is not None:  # which may have been killed
+            shutil.rmtree(unfinished(self._home.report, self._process.pid), ignore_errors=True)
         self._process = None
         if self._errors is not None:
             self._errors.close()
@@ -325,8 +329,9 @@ class Refresher:
     def __exit__(self, *_: object) -> None:
         """End a report that is under way."""
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+            with still(self._home.report):  # not while it takes the place of the one before
+                self._process.kill()
+                self._process.wait()
         self._close()
 
 

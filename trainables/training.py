@@ -18,7 +18,7 @@ from trainables.replica import Replica, Task, embed, score_vectors
 from trainables.restoring import newest_checkpoint
 from trainables.settings import TrialSpec
 from trainables.spread import spread_in
-from trainables.usage import Usage
+from trainables.usage import Usage, over_ranks
 from trainables.workbench import Bench, untrained_backbone
 from trainables.world import Alone, World, trial_device
 
@@ -76,7 +76,7 @@ class Training:
         metrics = _mean(by_seed)
         scores = [m[self._spec.objective] for m in by_seed]
         metrics["seconds"] = time.perf_counter() - started
-        metrics |= self._usage.take()
+        metrics |= over_ranks(self._usage.take(), self._world)
         self._seconds += metrics["seconds"]
         self.last_result = {
             "epoch": self.epoch,

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Callable, Mapping
 
 import psutil
 import torch
 
+from trainables.world import World
+
 SAMPLES = 4
 """How often in an epoch of training a GPU is asked how busy it is."""
+
+_OVER_RANKS: Mapping[str, Callable[[list[float]], float]] = {
+    "memory_mib": max,
+    "node_memory_percent": max,
+    "gpu_memory_mib": max,
+    "gpu_use_percent": lambda values: sum(values) / len(values),
+}
+"""What a trial of several ranks reports: memory is that of the rank (or node) that uses most, since
+there it runs out first; how busy the GPUs are is the mean."""
 
 
 class Usage:
@@ -40,6 +53,19 @@ class Usage:
             use["gpu_use_percent"] = sum(self._busy) / len(self._busy)
             self._busy.clear()
         return use
+
+
+def over_ranks(use: Mapping[str, float], world: World) -> dict[str, float]:
+    """The figures of all ranks as one, in one exchange; a rank that lacks a figure is left out."""
+    if world.size == 1:
+        return dict(use)
+    own = torch.tensor([[use.get(name, math.nan) for name in _OVER_RANKS]], dtype=torch.float64)
+    columns = world.gather(own, world.size).T.tolist()
+    known = {
+        name: [value for value in column if not math.isnan(value)]
+        for name, column in zip(_OVER_RANKS, columns, strict=True)
+    }
+    return {name: _OVER_RANKS[name](values) for name, values in known.items() if values}
 
 
 def moments(steps: int) -> frozenset[int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,6 +16,8 @@ from study.report.answer import answer
 from study.report.sections import sections
 from study.report.words import metric_label
 from study.table import TrialTable
+
+PAGE, NUMBERS = "index.html", "report.json"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,13 @@ class ReportPaths:
     figures: tuple[Path, ...]
     tables: tuple[Path, ...]
 
+    @classmethod
+    def of(cls, out: Path, figures: Iterable[Path], tables: Iterable[Path]) -> ReportPaths:
+        """Those of the report in `out`, whose figures and tables were built elsewhere."""
+        drawn = tuple(out / "figures" / path.name for path in figures)
+        saved = tuple(out / "tables" / path.name for path in tables)
+        return cls(out / PAGE, out / NUMBERS, drawn, saved)
+
 
 def write_report(
     table: TrialTable,
@@ -36,8 +46,8 @@ def write_report(
 ) -> ReportPaths:
     """Write index.html, report.json, figures/ and tables/ into `out`.
 
-    The same table and seed give the same bytes. Figures and tables that an earlier report left
-    there and that are not part of this one are removed.
+    The same table and seed give the same bytes. The report takes the place of an earlier one all
+    at once; see `folder`.
     """
     return write_findings(find(table, seed=seed), out, formats=formats)
 
@@ -48,29 +58,32 @@ def write_findings(
     """The report of findings already made."""
     table = findings.table
     said, told = answer(findings), sections(findings)
-    folder.prepare(out)
-    index = out / "index.html"
     html = page.render(study=table.study, facts=facts(table), answer=said, sections=told)
-    index.write_text(html, "utf-8")
-    numbers = out / "report.json"
     content = record.record(findings, said)
-    numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
     charts = [b.chart for s in told for b in s.blocks if b.chart]
-    drawn = draw_matplotlib.save_all(charts, out / "figures", formats)
     known = tables.symbols(table.spaces.values())
-    saved = [
-        p
-        for key, frame, caption, loss in frames(findings)
-        for p in tables.save(
-            frame,
-            out / "tables",
-            key,
-            caption=caption,
-            symbols=tables.symbols([table.spaces[loss]]) if loss else known,
-        )
-    ]
-    folder.tidy(out, [*drawn, *saved])
-    return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
+    with folder.replaced(out) as new:
+        save_page(new, html, content)
+        drawn = draw_matplotlib.save_all(charts, new / "figures", formats)
+        saved = [
+            p
+            for key, frame, caption, loss in frames(findings)
+            for p in tables.save(
+                frame,
+                new / "tables",
+                key,
+                caption=caption,
+                symbols=tables.symbols([table.spaces[loss]]) if loss else known,
+            )
+        ]
+    return ReportPaths.of(out, drawn, saved)
+
+
+def save_page(out: Path, html: str, content: Mapping[str, Any]) -> None:
+    """Write the page and all numbers."""
+    (out / PAGE).write_text(html, "utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    (out / NUMBERS).write_text(text, "utf-8")
 
 
 def facts(table: TrialTable) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from study.analyses.leaderboard import UNTRAINED
 from study.errors import StudyError
 from study.report import draw_matplotlib, folder, page, tables
 from study.report.answer import Answer
-from study.report.build import ReportPaths, facts
+from study.report.build import ReportPaths, facts, save_page
 from study.report.chart import PALETTE, Axis, Chart, Dots, Line, Mark, Panel, Span
 from study.report.page import Block, Section
 from study.report.record import rows
@@ -43,32 +42,29 @@ def compare_reports(
     names = across.names(findings)
     common, agreement = across.common(findings), across.agreement(findings)
     told = _sections(findings, names, common, agreement)
-    folder.prepare(out)
-    index, numbers = out / "index.html", out / "report.json"
     header = [
         (n, listing([v for _, v in facts(f.table)][:2]))
         for n, f in zip(names, findings, strict=True)
     ]
     said = _answer(len(studies), common, across.silent(findings))
     html = page.render(study=" / ".join(names), facts=header, answer=said, sections=told)
-    index.write_text(html, "utf-8")
     frames = {"ranges": across.ranges(findings), "common": common, "agreement": agreement,
               "scores": _scores(findings, names)}  # fmt: skip
     content = {"format": 1, "studies": names, "headline": said.headline}
     content |= {k: rows(f) for k, f in frames.items()}
-    numbers.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), "utf-8")
     charts = [b.chart for s in told for b in s.blocks if b.chart]
-    drawn = draw_matplotlib.save_all(charts, out / "figures", formats)
     known = tables.symbols(space for table in studies for space in table.spaces.values())
-    saved = [
-        p
-        for key, frame in frames.items()
-        for p in tables.save(
-            frame, out / "tables", key, caption=f"Studies compared: {key}", symbols=known
-        )
-    ]
-    folder.tidy(out, [*drawn, *saved])
-    return ReportPaths(index, numbers, tuple(drawn), tuple(saved))
+    with folder.replaced(out) as new:
+        save_page(new, html, content)
+        drawn = draw_matplotlib.save_all(charts, new / "figures", formats)
+        saved = [
+            p
+            for key, frame in frames.items()
+            for p in tables.save(
+                frame, new / "tables", key, caption=f"Studies compared: {key}", symbols=known
+            )
+        ]
+    return ReportPaths.of(out, drawn, saved)
 
 
 def _answer(total: int, common: pd.DataFrame, silent: pd.DataFrame) -> Answer:

@@ -1,35 +1,73 @@
-"""Which files of a report's folder did an earlier report leave behind?
+"""How is a folder always one report: page, figures and tables of the same moment?
 
-A loss that is no longer there, or a figure that has nothing to show any more, must not lie beside
-the new page as if it belonged to it. Only what a report wrote is removed: it keeps a list.
+A report is built out of sight and then takes the place of the one before it, all files at once for
+whoever asks for a `still` folder. A loss that is no longer there, or a figure that has nothing to
+show any more, must not lie beside the new page as if it belonged to it. Only what a report wrote is
+removed: it keeps a list, which is also the file that is locked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Iterable
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 MANIFEST = "manifest.json"
 FOLDERS = ("figures", "tables")
 
 
-def prepare(out: Path) -> None:
-    """Make the folders of a report."""
+@contextlib.contextmanager
+def replaced(out: Path) -> Iterator[Path]:
+    """A folder to build a report in; once built, it takes the place of the report in `out`.
+
+    Figures and tables of the report that was there before and that are not part of this one are
+    removed. Files that no report wrote stay, whatever their names.
+    """
+    building = unfinished(out, os.getpid())
+    shutil.rmtree(building, ignore_errors=True)
     for folder in FOLDERS:
         (out / folder).mkdir(parents=True, exist_ok=True)
+        (building / folder).mkdir(parents=True)
+    try:
+        yield building
+        _install(building, out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
-def tidy(out: Path, written: Iterable[Path]) -> None:
-    """Remove figures and tables of the report that was here before and that this one did not write.
+def unfinished(out: Path, process: int) -> Path:
+    """Where a process builds the report: in the folder itself, hidden, so that files can be moved.
 
-    Files that no report wrote stay, whatever their names.
+    It is left behind by a process that was killed.
     """
-    ours = sorted({path.relative_to(out).as_posix() for path in written})
-    for name in set(_before(out)) - set(ours):
-        (out / name).unlink(missing_ok=True)
-    text = json.dumps({"files": ours}, indent=1, ensure_ascii=False)
-    (out / MANIFEST).write_text(text + "\n", "utf-8")
+    return out / f".new-{process}"
+
+
+@contextlib.contextmanager
+def still(out: Path) -> Iterator[None]:
+    """Meanwhile no report takes the place of the one that is there, if any."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            fcntl.flock(stack.enter_context((out / MANIFEST).open("rb")), fcntl.LOCK_SH)
+        yield
+
+
+def _install(building: Path, out: Path) -> None:
+    new = [p.relative_to(building).as_posix() for p in building.rglob("*") if p.is_file()]
+    ours = sorted(name for name in new if "/" in name)
+    with (out / MANIFEST).open("a+", encoding="utf-8") as manifest:
+        fcntl.flock(manifest, fcntl.LOCK_EX)
+        for name in new:
+            (building / name).replace(out / name)
+        for name in set(_before(out)) - set(ours):
+            (out / name).unlink(missing_ok=True)
+        manifest.truncate(0)
+        manifest.write(json.dumps({"files": ours}, indent=1, ensure_ascii=False) + "\n")
+        manifest.flush()
 
 
 def _before(out: Path) -> list[str]:

@@ -62,7 +62,7 @@ class Home:
     """A study's experiment in an MLflow tracking store.
 
     A trial's run that somebody deleted in MLflow stays deleted, whatever is told of it later. The
-    runs that others hang on (study, losses, groups) come back when the study goes on.
+    runs that others hang on (study, losses, groups) come back when more is told of them.
 
     Args:
         uri: Tracking URI (sqlite, PostgreSQL or a server).
@@ -154,18 +154,31 @@ class Home:
 
     def was_deleted(self, key: Key) -> bool:
         """Ask whether somebody deleted a run that is known; if so, it is known as deleted."""
-        if key not in self._runs:
+        if key not in self._runs or self._stage(key) == "active":
             return False
+        self._deleted[key] = self._runs.pop(key)
+        return True
+
+    def bring_back(self, key: Key) -> bool:
+        """Restore a run that is known if somebody deleted it; whether somebody did.
+
+        One that is gone for good is no longer known: it is made anew when it is needed.
+        """
+        stage = self._stage(key)
+        if stage == "deleted":
+            self._client.restore_run(self._runs[key].run_id)
+        elif stage == "gone":
+            del self._runs[key]
+        return stage != "active"
+
+    def _stage(self, key: Key) -> str:
+        """Whether a known run is `active`, `deleted` or `gone` from the store."""
         try:
-            info = self._client.get_run(self._runs[key].run_id).info
+            return str(self._client.get_run(self._runs[key].run_id).info.lifecycle_stage)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-        else:
-            if info.lifecycle_stage != "deleted":
-                return False
-        self._deleted[key] = self._runs.pop(key)
-        return True
+        return "gone"
 
     def create(self, key: Key, *, name: str, tags: Mapping[str, str], start: float) -> KnownRun:
         """The run of this key, made unless it is there, or brought back."""

@@ -51,6 +51,7 @@ class Replay:
         self._trials: dict[str, _Trial] = {}
         self._objective = ""
         self._unstored: dict[tuple[Any, ...], tuple[Callable[[], None], str]] = {}
+        self._back: dict[str, None] = {}
         self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
         self._common["mlflow.source.type"] = "LOCAL"
 
@@ -84,6 +85,12 @@ class Replay:
     def problem(self) -> str:
         """Why the first of them could not be."""
         return next((reason for _, reason in self._unstored.values()), "")
+
+    @property
+    def note(self) -> str:
+        """What a person should know though it holds up nothing, in one line; else empty."""
+        runs = ", ".join(self._back)
+        return f"runs deleted in MLflow are back, since others hang on them: {runs}" if runs else ""
 
     def retry(self) -> int:
         """Try once more to store those files; gives how many the store refused for good."""
@@ -128,7 +135,7 @@ class Replay:
         return refused
 
     def _guarded(self, action: Callable[[Record], None], record: Record) -> int:
-        """Do it; gives 1 when the store refuses, unless since the trial was deleted meanwhile."""
+        """Do it; gives 1 when the store refuses, unless since a run was deleted meanwhile."""
         try:
             action(record)
         except RefusedError as reason:
@@ -136,12 +143,20 @@ class Replay:
         except MlflowException as error:
             if not is_permanent(error):
                 raise
-            if self._home.was_deleted(("trial", str(record.get("trial") or record.get("to")))):
-                return self._guarded(action, record)  # which now leaves it alone
+            if self._settled(record):
+                return self._guarded(action, record)
             self._refuse(record, str(error))
         else:
             return 0
         return 1
+
+    def _settled(self, record: Record) -> bool:
+        """Whether somebody deleted runs meanwhile: trials are let go, what they hang on is back."""
+        own = ("trial", str(record.get("trial") or record.get("to"))), ("baseline",)
+        gone = [key for key in own if self._home.was_deleted(key)]
+        back = [key for key in self._home.branches() if self._home.bring_back(key)]
+        self._back |= dict.fromkeys(" ".join(key[1:]) or "the study" for key in back)
+        return bool(gone or back)
 
     def _trial(self, name: str, trial: _Trial, _: Record) -> None:
         if self._home.is_deleted(("trial", name)):

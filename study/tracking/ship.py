@@ -151,6 +151,7 @@ def _ship(settings: Settings, orders: Orders) -> None:
             refused=refused,
             unstored=replay.unstored,
             error=_short(replay.problem),
+            note=_short(replay.note),
         )
         if len(records) < CHUNK:
             if orders.closed and not records:

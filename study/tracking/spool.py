@@ -45,12 +45,14 @@ class Status:
         error: Why records cannot be shipped, or files not stored, at the moment; else empty.
         refused: Records the store refused for good; they are in `refused.jsonl`.
         unstored: Files that could not be stored yet.
+        note: What a person should know though it holds up nothing; else empty.
     """
 
     acknowledged: Position = START
     error: str = ""
     refused: int = 0
     unstored: int = 0
+    note: str = ""
 
 
 class Spool:
@@ -172,7 +174,13 @@ class Consumer:
         return records, place
 
     def acknowledge(
-        self, place: Position, *, refused: int = 0, unstored: int = 0, error: str = ""
+        self,
+        place: Position,
+        *,
+        refused: int = 0,
+        unstored: int = 0,
+        error: str = "",
+        note: str = "",
     ) -> None:
         """Everything before `place` is in the store; whole segments before it are deleted.
 
@@ -181,8 +189,9 @@ class Consumer:
             refused: How many of the records the store refused.
             unstored: Files that could not be stored yet, and
             error: why.
+            note: See `Status`.
         """
-        status = Status(place, error, self.status.refused + refused, unstored)
+        status = Status(place, error, self.status.refused + refused, unstored, note)
         if status != self.status:
             self._write_status(status)
         for segment in segments(self.folder):
@@ -216,6 +225,7 @@ class Consumer:
                 "error": status.error,
                 "refused": status.refused,
                 "unstored": status.unstored,
+                "note": status.note,
             }
         )
         draft = self.folder / "status.json.new"
@@ -234,7 +244,8 @@ def read_status(folder: Path) -> Status:
         data = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         segment, offset = data["acknowledged"]
         counts = int(data["refused"]), int(data.get("unstored", 0))
-        return Status(Position(int(segment), int(offset)), str(data["error"]), *counts)
+        place, note = Position(int(segment), int(offset)), str(data.get("note", ""))
+        return Status(place, str(data["error"]), *counts, note)
     except (OSError, ValueError, KeyError):
         return Status()
 

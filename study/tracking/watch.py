@@ -16,7 +16,7 @@ LASTING_SECONDS = 20.0
 
 
 class Watch:
-    """Warns, once each, of what keeps records from their store for some time.
+    """Warns, once each, of what keeps records from their store for some time, and of its notes.
 
     Args:
         status: How shipping stands.
@@ -35,6 +35,7 @@ class Watch:
         self._next = clock()
         self._since: float | None = None
         self._said = False
+        self._noted = status().note
 
     def update(self) -> None:
         """To be called often; looks every few seconds."""
@@ -42,6 +43,7 @@ class Watch:
         if now < self._next:
             return
         self._next = now + LOOK_SECONDS
+        self.tell_note()
         error = self._status().error
         if not error:
             self._since, self._said = None, False
@@ -50,3 +52,10 @@ class Watch:
         if not self._said and now - self._since >= LASTING_SECONDS:
             self._said = True
             self._warn(f"MLflow's store: {error}; trials go on, and what it lacks waits on disk")
+
+    def tell_note(self) -> None:
+        """Say the store's note, unless it was said before."""
+        note = self._status().note
+        if note and note != self._noted:
+            self._warn(f"MLflow's store: {note}")
+        self._noted = note or self._noted

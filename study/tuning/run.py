@@ -116,6 +116,7 @@ def run(
         ledger = Ledger(plan, record, requests=requests, search=search)
         with _tracker(home, plan) as tracker:
             refused_before = tracker.status().refused
+            watch = Watch(tracker.status, warned)
             tags = _tell_what_is_known(home, plan, tracker, ledger, data, bench.dataset.lists)
             with _ending(home, plan, tracker, ledger):
                 untrained = Untrained(plan, bench, known, tracker.baseline, warned)
@@ -123,7 +124,9 @@ def run(
                 files = _node_files(home, plan)
                 listener = TrackingListener(tracker, plan, tags)
                 desk = _open_desk(home, plan, ledger, listener, warned, files, bench)
-                parts = _Parts(home, plan, bench, tracker, desk, files, untrained, say, warned)
+                parts = _Parts(
+                    home, plan, bench, tracker, watch, desk, files, untrained, say, warned
+                )
                 vectors: Mapping[str, Any] = {}
                 if not ledger.is_finished():
                     with _blame(ledger):
@@ -134,6 +137,7 @@ def run(
                 if finished and report:
                     publish(home, plan, tracker, bench, ledger, say, warned, vectors)
             tracked = tracker.close()
+            watch.tell_note()
             told = tracker.status()
         return RunSummary(
             finished=finished,
@@ -155,6 +159,7 @@ class _Parts:
     plan: Plan
     bench: Bench
     tracker: Tracker
+    watch: Watch
     desk: Desk
     files: NodeFiles
     untrained: Untrained
@@ -175,8 +180,7 @@ def _run_trials(
     resources, say, warned = plan.file.resources, parts.say, parts.warned
     if address is not None and plan.file.storage.checkpoints is None:
         say(UNSHARED)
-    watch = Watch(tracker.status, warned)
-    lasting = Patience(resources, warned), watch, parts.files, parts.untrained
+    lasting = Patience(resources, warned), parts.watch, parts.files, parts.untrained
     with (
         ray_session(resources, address, say, on_death, warned),
         Refresher(home, plan, tracker, seconds=_pause(report), warn=warned) as refresher,

@@ -27,6 +27,7 @@ from tests.study.driven import (
     SEARCHED,
     check_complete,
     check_consistent,
+    launch,
     recorded,
     start,
 )
@@ -134,6 +135,20 @@ def test_confirm_reads_the_test_classes_and_registers_the_winner(real_study: Stu
     vectors = np.asarray(model.predict(np.zeros((2, 28, 28, 1), dtype=np.uint8)))
     assert vectors.shape == (2, 16)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_confirm_says_how_the_winner_is_served(real_study: StudyHome, tmp_path: Path) -> None:
+    """Of a study that is confirmed already, and was moved."""
+    from study.tracking.model import serve_command
+
+    moved = StudyHome(tmp_path / real_study.name)
+    shutil.copytree(real_study.directory, moved.directory)
+    process = launch(tmp_path, "confirm", moved.name)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    command = serve_command(moved.tracking_uri(load_plan(moved.directory)), moved.name)
+    assert str(moved.directory) in command
+    assert printed.splitlines()[-1] == f"its winner:   {command}"
 
 
 def test_the_report_is_made_anew_while_a_study_runs(real_study: StudyHome, tmp_path: Path) -> None:

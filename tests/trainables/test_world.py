@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.trainables import rank_cases as cases
 from tests.trainables.rank_pool import CPU, RankPool
 from trainables.batch_norm import SynchronisedBatchNorm, synchronise_batch_norm
 from trainables.data.augment import Augment
 from trainables.losses import build_loss, reseed
 from trainables.losses.classes import sampled, start_values
 from trainables.retrieval import evaluate
+from trainables.training import Training
+from trainables.usage import Usage, over_ranks
 from trainables.vision import import_torchvision
 from trainables.world import Alone, World, gather_rows, share
 
@@ -228,3 +231,41 @@ def test_a_share_of_the_negatives_is_the_loss_over_the_drawn_classes() -> None:
     assert wanted is not None
     assert torch.allclose(gradient[kept], wanted, rtol=1e-12)
     assert int((gradient.abs().sum(dim=1) > 0).sum()) == len(kept) < 40
+
+
+def uses(world: World) -> dict[str, dict[str, float]]:
+    """Figures that differ by rank; the second rank's driver does not say how busy its GPU is."""
+    rank = world.rank
+    use = {"memory_mib": 100.0 + rank, "node_memory_percent": 50.0 - rank, "gpu_memory_mib": 7.5}
+    gpu = {} if rank == 1 else {"gpu_use_percent": 30.0 * rank}
+    return {"all": over_ranks(use | gpu, world), "no gpu": over_ranks({"memory_mib": 1.0}, world)}
+
+
+def test_what_ranks_use_of_their_machines_is_told_as_one(rank_pool: RankPool) -> None:
+    for found in rank_pool.run(3, uses):
+        assert found["all"] == {
+            "memory_mib": 102.0,
+            "node_memory_percent": 50.0,
+            "gpu_memory_mib": 7.5,
+            "gpu_use_percent": 30.0,
+        }
+        assert found["no gpu"] == {"memory_mib": 1.0}
+
+
+def test_a_trial_reports_the_memory_of_the_rank_that_uses_most(rank_pool: RankPool) -> None:
+    found = rank_pool.run(2, memory_of_an_epoch, 64)
+    reported = [metrics["memory_mib"] for metrics, _ in found]
+    assert reported[0] == reported[1]
+    own = [mib for _, mib in found]
+    assert own[1] > own[0] + 32, "the second rank does hold more"
+    assert reported[0] == pytest.approx(own[1], rel=0.05)
+
+
+def memory_of_an_epoch(world: World, mib: int) -> tuple[dict[str, float], float]:
+    """An epoch of a trial of which later ranks hold more; its metrics, and this rank's memory."""
+    held = np.ones(2 * world.rank * mib * 2**17)
+    training = Training(cases.spec("triplet", kind="features"), cases.bench("features"), world)
+    metrics = training.run_epoch()["metrics"]
+    own = Usage().take()["memory_mib"]
+    del held
+    return metrics, own

@@ -58,6 +58,21 @@ def test_what_an_earlier_report_left_is_removed_and_nothing_else(tmp_path: Path)
     assert all(path.exists() for path in kept)
 
 
+def test_a_report_that_breaks_off_leaves_the_one_before_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _page(make_table(demo_problems()[1:], Plan(trials=3, repeats=1)), tmp_path)
+    before = _hashes(tmp_path)
+    monkeypatch.setattr("study.report.tables.save", _full_disk)
+    with pytest.raises(OSError, match="full"):
+        _page(make_table(demo_problems()[2:], Plan(trials=3, repeats=1)), tmp_path)
+    assert _hashes(tmp_path) == before
+
+
+def _full_disk(*_: object, **__: object) -> list[Path]:
+    raise OSError("the disk is full")
+
+
 def test_what_the_data_and_weights_lack_is_on_the_page(tmp_path: Path) -> None:
     table = make_table(demo_problems()[2:], Plan(trials=3, repeats=1))
     notes = ["weights: w.pth: 23 weights loaded; 1 missing (<b>)"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from study.tracking.local import default_uri
+from study.report.folder import replaced
+from study.tracking.files import store
+from study.tracking.local import default_uri, prepare
 from study.tracking.reader import read_table
 from study.tracking.spool import is_waiting
 
@@ -128,3 +132,45 @@ def test_a_file_that_cannot_be_stored_holds_up_nothing_else(
     assert not is_waiting(study_dir / "spool")
     assert [path.read_text() for path in artifacts.rglob("report.html")] == ["<p>new</p>"]
     assert list(artifacts.rglob("plan.json"))
+
+
+def test_a_report_that_is_made_anew_meanwhile_is_stored_whole(study_dir: Path) -> None:
+    """Page, figures and tables of one report, however often the next one takes its place."""
+    client = MlflowClient(default_uri(study_dir))
+    prepare(default_uri(study_dir))
+    experiment = client.create_experiment("busy", (study_dir / "artifacts").as_uri())
+    run = client.create_run(experiment)
+    report, ended = study_dir / "report", threading.Event()
+    _write(report, 0)
+    writer = threading.Thread(target=_write_often, args=(report, ended))
+    writer.start()
+    try:
+        for _ in range(10):
+            store(client, run.info.run_id, report, "report")
+            stored = study_dir / "artifacts" / run.info.run_id / "artifacts" / "report"
+            files = [p for p in stored.rglob("*") if p.is_file() and p.name != "manifest.json"]
+            assert len(files) == 61
+            assert len({path.read_text() for path in files}) == 1
+            store(client, run.info.run_id, report / "figures", "figures", ["0.png", "29.png"])
+            drawn = sorted(stored.with_name("figures").iterdir())
+            assert [p.name for p in drawn] == ["0.png", "29.png"]
+            assert len({path.read_text() for path in drawn}) == 1
+    finally:
+        ended.set()
+        writer.join()
+    assert int((stored / "index.html").read_text()) > 0, "else nothing was made meanwhile"
+
+
+def _write_often(report: Path, ended: threading.Event) -> None:
+    for number in itertools.count(1):
+        _write(report, number)
+        if ended.wait(0.002):
+            return
+
+
+def _write(report: Path, number: int) -> None:
+    with replaced(report) as new:
+        for name in ("index.html", *(f"figures/{i}.png" for i in range(30))):
+            (new / name).write_text(str(number))
+        for i in range(30):
+            (new / "tables" / f"{i}.csv").write_text(str(number))

@@ -34,6 +34,9 @@ from trainables.model import EmbeddingModel, pool
 from trainables.settings import Settings
 from trainables.workbench import Bench
 
+README = Path(__file__).resolve().parents[3] / "README.md"
+SERVE = "mlflow models serve"
+
 
 def _network() -> nn.Module:
     torch.manual_seed(5)
@@ -64,8 +67,8 @@ def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
     address = log(network=network, tags={"loss": "circle"})
     assert address == "models:/groceries/1"
     assert log(network=network) == address
-    words = shlex.split(serve_command(uri, "groceries"))
-    assert words[0] == f"MLFLOW_TRACKING_URI={uri}"
+    command = serve_command(uri, "groceries")
+    assert shlex.split(command)[0] == f"MLFLOW_TRACKING_URI={uri}"
     assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")) == before
     version = MlflowClient(uri).get_model_version("groceries", "1")
     run = MlflowClient(uri).get_run(version.run_id)
@@ -77,8 +80,26 @@ def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
     with torch.inference_mode():
         batch = (torch.from_numpy(images).float() / 255 - mean) / std
         expected = network(batch.permute(0, 3, 1, 2)).numpy()
-    given = _in_another_process(words, images, store)
+    given = _in_another_process(command, images, store)
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_command_of_the_readme_serves_a_study_of_that_name(
+    tmp_path: Path, empty_store: Path, open_tracker: Any, story: Any
+) -> None:
+    folder, inputs = tmp_path / "studies" / "my", Images(height=24, width=20)
+    folder.mkdir(parents=True)
+    shutil.copy(empty_store, folder / "mlflow.db")
+    tracker = open_tracker(folder, experiment="my")
+    tracker.open_study(name="my", plan=story.plan, losses=["circle"], note="")
+    story.trial(tracker, story.record("circle", 8, origin="confirm", split="test"))
+    assert tracker.close(60.0)
+    uri, trial = default_uri(folder), "circle-0008"
+    log_model(uri, study="my", trial=trial, network=_network(), inputs=inputs)
+    (command,) = [line for line in README.read_text("utf-8").splitlines() if SERVE in line]
+    assert command.replace("$PWD", str(tmp_path)) == serve_command(uri, "my")
+    images = np.zeros((2, 24, 20, 3), dtype=np.uint8)
+    assert _in_another_process(command, images, tmp_path).shape == (2, 16)
 
 
 def test_features_and_unknown_trials(store: Path) -> None:
@@ -128,18 +149,15 @@ def test_a_frozen_backbone_of_tokens_travels_with_the_model(tmp_path: Path) -> N
 
 
 def _in_another_process(
-    words: list[str], images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], folder: Path
+    command: str, images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], folder: Path
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """What the command that serves it answers, run where this project cannot be imported."""
+    """What the command that serves it answers: typed as it is, where this project is not known."""
     port = free_port()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    ours = {"PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1"}
-    setting, program, *command = words
-    assert program == "mlflow"
-    ours |= dict([setting.split("=", 1)])
+    ours = {"PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1", "MLFLOW_PORT": str(port)}
     log = (folder / "serve.log").open("wb")
     server = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", *command, "--host", "127.0.0.1", "--port", str(port)],
+        ["sh", "-c", command],
         env={**os.environ, **ours},
         cwd=folder,
         stdout=log,

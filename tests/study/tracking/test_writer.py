@@ -24,6 +24,7 @@ from study.errors import StudyError
 from study.tracking.home import is_permanent
 from study.tracking.local import default_uri
 from study.tracking.reader import read_table
+from study.tracking.watch import Watch
 from study.tracking.writer import Tracker
 
 
@@ -351,6 +352,47 @@ def test_a_trial_deleted_while_it_runs_is_let_go(
     assert after["let-go"].info.status == "KILLED"
     shown = client.list_artifacts(after["circle"].info.run_id)
     assert [file.path for file in shown] == ["circle.png"]
+
+
+@pytest.mark.parametrize("kind", ["database", "server"])
+def test_what_trials_hang_on_comes_back_when_it_is_deleted_meanwhile(
+    kind: str, study_dir: Path, open_tracker: Any, story: Any, request: pytest.FixtureRequest
+) -> None:
+    uri = default_uri(study_dir)
+    if kind == "server":
+        uri = request.getfixturevalue("mlflow_server")
+    tracker = open_tracker(study_dir, uri if kind == "server" else None, experiment="hung")
+    said: list[str] = []
+    watch = Watch(tracker.status, said.append)
+    tracker.open_study(name="hung", plan=story.plan, losses=list(story.spaces), note="")
+    tracker.baseline("validation", {"map_at_r": 0.1})
+    story.trial(tracker, story.record("circle", 1))
+    assert tracker.flush(60.0)
+    client, before = MlflowClient(uri), _runs(uri, "hung")
+    deleted = ("circle", "untrained backbone")
+    for name in deleted:
+        client.delete_run(before[name].info.run_id)
+    tracker.baseline("test", {"map_at_r": 0.1})
+    story.trial(tracker, story.record("circle", 2))
+    story.trial(tracker, story.record("proxy_anchor", 1))
+    assert tracker.flush(60.0)
+    after = _runs(uri, "hung")
+    assert set(before) - set(after) == {"untrained backbone"}, "which nothing hangs on"
+    assert after["circle"].info.run_id == before["circle"].info.run_id
+    bests = [run.data.metrics["best/map_at_r"] for run in (before["circle"], after["circle"])]
+    assert bests[1] > bests[0]
+    assert set(after["hung"].data.metrics) == {"best/circle", "best/proxy_anchor"}
+    watch.tell_note()
+    client.delete_run(after["hung"].info.run_id)
+    tracker.end_study(state="FINISHED")
+    assert tracker.close(60.0)
+    watch.tell_note()
+    assert [run.info.status for run in _runs(uri, "hung").values()] == ["FINISHED"] * 6
+    assert tracker.status().refused == 0
+    assert [text.partition(": runs")[2] for text in said] == [
+        " deleted in MLflow are back, since others hang on them: circle",
+        " deleted in MLflow are back, since others hang on them: circle, the study",
+    ]
 
 
 def test_more_settings_and_metrics_than_one_request_takes(
