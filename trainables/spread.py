@@ -1,8 +1,9 @@
 """How is a tensor saved that no rank holds whole?
 
 The file is laid out first, as torch would write it, with room for the tensors; then their bytes are
-filled in, those of spread tensors as they come from the ranks. So it is the file that one process
-would have written, and the first rank never holds more than a piece of the others' rows.
+filled in, those of spread tensors as they come from the ranks. So it loads as the file that one
+process would have written (the zip's check sums, which torch does not look at, are of empty
+tensors), and the first rank never holds more than a piece of the others' rows.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def write_spread(payload: Mapping[str, Any], file: IO[bytes]) -> None:
         laid_out = torch.load(file, map_location="cpu", weights_only=True)
     for leaf, place in zip(_leaves(payload), _leaves(laid_out), strict=True):
         if isinstance(place, Tensor) and place.untyped_storage().nbytes():
-            file.seek(place.untyped_storage()._checkpoint_offset or 0)
+            offset = place.untyped_storage()._checkpoint_offset
+            if offset is None:
+                raise RuntimeError("this torch does not say where in a file a tensor's bytes are")
+            file.seek(offset)
             for piece in leaf.pieces if isinstance(leaf, Spread) else [_stored(leaf)]:
                 file.write(piece.contiguous().flatten().view(torch.uint8).numpy().data)
 

@@ -69,14 +69,15 @@ def judged_at(table: TrialTable, loss: str) -> list[int]:
     """The epochs at which the search of a loss foretold final scores; the first is its grace.
 
     A study says them itself. Of imported trials, and where nothing was to be stopped, all that is
-    known is where trials were stopped: before the first of them none was in danger.
+    known is where trials were stopped, more than now and then: before that none was in danger.
     """
     said = table.protocol.get("foretold_at", {}).get(loss)
     if said:
         return sorted(int(epoch) for epoch in said)
     trials, full = searching(table, loss), int(full_epochs(table, loss))
-    stopped = trials.loc[trials["state"] == "stopped", "epochs"]
-    first = max(int(stopped.min()), 1) if len(stopped) else 1
+    stopped = trials.loc[trials["state"] == "stopped", "epochs"].value_counts(normalize=True)
+    often = stopped[stopped >= min(0.1, float(stopped.max()))] if len(stopped) else stopped
+    first = max(int(often.index.min()), 1) if len(often) else 1
     return check_epochs(full, first) or [first]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from study.cluster.head import SSH_FAILED, Head, find_head
+from study.cluster.places import STAMP
 from study.cluster.tunnel import RETRY_SECONDS
 from study.errors import StudyError
 
@@ -148,9 +149,16 @@ class _Shown:
         return [*DETACHED, "follow", self.name, str(self._seen), self._run]
 
     def start(self, line: bytes) -> None:
-        """Take the line that comes before the output: the run's stamp."""
-        run = line.decode("ascii", "replace").strip()
-        if not line.endswith(b"\n") or run == self._run:
+        """Take the line that comes before the output: the run's stamp.
+
+        A head of another version may have none: then it is output.
+        """
+        text = line.decode("ascii", "replace")
+        if not text.startswith(STAMP) or not text.endswith("\n"):
+            self.show(line)
+            return
+        run = text.removeprefix(STAMP).strip()
+        if run == self._run:
             return
         if self._seen:
             click.echo(f"{self.name} was started anew; its output from the beginning", err=True)

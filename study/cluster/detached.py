@@ -24,6 +24,7 @@ import sys
 import time
 from typing import IO
 
+from study.cluster.places import STAMP
 from study.cluster.sent import completed, known_file, refuse_another
 from study.errors import StudyError
 from study.folders import studies_root
@@ -201,12 +202,12 @@ def _let_nodes_go(name: str) -> None:
         )
 
 
-def follow(name: str, offset: int, known: str, out: IO[bytes]) -> int:
+def follow(name: str, offset: int, known: str | None, out: IO[bytes]) -> int:
     """Tell which run this is, copy its output until it ends, and give its exit code.
 
     Args:
         offset: Of the output, where to begin if the run is the known one; another is shown whole.
-        known: Stamp of the run that was followed before.
+        known: Stamp of the run that was followed before; None for who does not ask which it is.
 
     Raises:
         StudyError: Nothing was ever started under this name.
@@ -217,8 +218,9 @@ def follow(name: str, offset: int, known: str, out: IO[bytes]) -> int:
     except FileNotFoundError:
         raise StudyError(f"no study {name!r} was started on this cluster") from None
     with log:
-        out.write(f"{stamp}\n".encode())
-        log.seek(offset if stamp == known else 0)
+        if known is not None:
+            out.write(f"{STAMP}{stamp}\n".encode())
+        log.seek(offset if known in (stamp, None) else 0)
         while True:
             ended = not run.is_running()
             shutil.copyfileobj(log, out)
@@ -249,7 +251,8 @@ def main(arguments: list[str]) -> int:
         if action == "watch":
             return watch(name, rest)
         if action == "follow":
-            return follow(name, int(rest[0]), rest[1], sys.stdout.buffer)
+            known = rest[1] if len(rest) > 1 else None
+            return follow(name, int(rest[0]), known, sys.stdout.buffer)
         if action == "tracking":
             print(tracking(name))
             return 0

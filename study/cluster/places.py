@@ -16,3 +16,6 @@ CHECKPOINTS_VARIABLE = "DML_STUDY_CHECKPOINTS"
 
 KEEPER_LOG = "~/.dml-study/HOST/keeper.log"
 """Of what runs on a node besides Ray; HOST is the node's own name."""
+
+STAMP = "study-run "
+"""Begins the line that says which run of a study the output after it is of."""

@@ -128,9 +128,12 @@ def keep(folder: Path, role: str) -> int:
             end_servers(_store())  # one whose keeper was killed
             return _keep_mlflow(lock)
         _write(lock, f"{os.getpid()} {READY}")
-        _await_ray()
-        for _ in while_running(PROCESS[role]):
-            time.sleep(CHECK_SECONDS)
+        starting = True
+        while starting:
+            _await_ray()
+            for _ in while_running(PROCESS[role]):
+                time.sleep(CHECK_SECONDS)
+            starting = _starts()  # anew, or what ran until now was the Ray before it
         subprocess.run(["ray", "stop", "--force"], check=False)
     return 0
 

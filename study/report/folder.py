@@ -9,12 +9,17 @@ removed: it keeps a list, which is also the file that is locked.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import IO, Any
+
+import psutil
 
 MANIFEST = "manifest.json"
 FOLDERS = ("figures", "tables")
@@ -27,11 +32,15 @@ def replaced(out: Path) -> Iterator[Path]:
     Figures and tables of the report that was there before and that are not part of this one are
     removed. Files that no report wrote stay, whatever their names.
     """
+    for left in out.glob(f".new-{socket.gethostname()}-*"):
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
     building = unfinished(out, os.getpid())
     shutil.rmtree(building, ignore_errors=True)
     for folder in FOLDERS:
         (out / folder).mkdir(parents=True, exist_ok=True)
         (building / folder).mkdir(parents=True)
+    (out / MANIFEST).touch()  # there is something to lock from the first report on
     try:
         yield building
         _install(building, out)
@@ -42,9 +51,9 @@ def replaced(out: Path) -> Iterator[Path]:
 def unfinished(out: Path, process: int) -> Path:
     """Where a process builds the report: in the folder itself, hidden, so that files can be moved.
 
-    It is left behind by a process that was killed.
+    It is left behind by a process that was killed, until the next report on the same host.
     """
-    return out / f".new-{process}"
+    return out / f".new-{socket.gethostname()}-{process}"
 
 
 @contextlib.contextmanager
@@ -52,22 +61,46 @@ def still(out: Path) -> Iterator[None]:
     """Meanwhile no report takes the place of the one that is there, if any."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            fcntl.flock(stack.enter_context((out / MANIFEST).open("rb")), fcntl.LOCK_SH)
+            _lock(stack.enter_context((out / MANIFEST).open("rb")), fcntl.LOCK_SH)
         yield
+
+
+def _lock(file: IO[Any], kind: int) -> None:
+    with contextlib.suppress(OSError):  # some file systems have no locks: a report all the same
+        fcntl.flock(file, kind)
 
 
 def _install(building: Path, out: Path) -> None:
     new = [p.relative_to(building).as_posix() for p in building.rglob("*") if p.is_file()]
-    ours = sorted(name for name in new if "/" in name)
-    with (out / MANIFEST).open("a+", encoding="utf-8") as manifest:
-        fcntl.flock(manifest, fcntl.LOCK_EX)
+    ours = {name for name in new if "/" in name}
+    with (out / MANIFEST).open("r+", encoding="utf-8") as manifest:
+        _lock(manifest, fcntl.LOCK_EX)
+        before = set(_before(out))
+        _list(manifest, before | ours)  # so that whatever ends it here, the next report tidies up
         for name in new:
-            (building / name).replace(out / name)
-        for name in set(_before(out)) - set(ours):
+            _move(building / name, out / name)
+        for name in before - ours:
             (out / name).unlink(missing_ok=True)
-        manifest.truncate(0)
-        manifest.write(json.dumps({"files": ours}, indent=1, ensure_ascii=False) + "\n")
-        manifest.flush()
+        _list(manifest, ours)
+
+
+def _list(manifest: IO[str], names: Collection[str]) -> None:
+    manifest.seek(0)
+    manifest.write(json.dumps({"files": sorted(names)}, indent=1, ensure_ascii=False) + "\n")
+    manifest.truncate()
+    manifest.flush()
+
+
+def _move(source: Path, target: Path) -> None:
+    """Replace a file, also in a folder that leads to another file system."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        near = target.with_name(f".{target.name}")
+        shutil.copyfile(source, near)
+        near.replace(target)
 
 
 def _before(out: Path) -> list[str]:

@@ -159,10 +159,19 @@ class Home:
         self._deleted[key] = self._runs.pop(key)
         return True
 
+    def bring_experiment_back(self) -> bool:
+        """Restore the study's experiment if somebody deleted it; whether somebody did."""
+        experiment = self._client.get_experiment(self._experiment_id)
+        if experiment.lifecycle_stage != "deleted":
+            return False
+        self._client.restore_experiment(self._experiment_id)
+        return True
+
     def bring_back(self, key: Key) -> bool:
         """Restore a run that is known if somebody deleted it; whether somebody did.
 
-        One that is gone for good is no longer known: it is made anew when it is needed.
+        One that is gone for good is no longer known, and can be made anew; what hung on it hangs
+        on nothing then.
         """
         stage = self._stage(key)
         if stage == "deleted":

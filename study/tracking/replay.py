@@ -50,6 +50,7 @@ class Replay:
         self._refuse = refuse
         self._trials: dict[str, _Trial] = {}
         self._objective = ""
+        self._study: Record | None = None
         self._unstored: dict[tuple[Any, ...], tuple[Callable[[], None], str]] = {}
         self._back: dict[str, None] = {}
         self._common = {"mlflow.user": _user(), "mlflow.source.name": "dml-study"}
@@ -152,11 +153,15 @@ class Replay:
 
     def _settled(self, record: Record) -> bool:
         """Whether somebody deleted runs meanwhile: trials are let go, what they hang on is back."""
+        whole = self._home.bring_experiment_back()
         own = ("trial", str(record.get("trial") or record.get("to"))), ("baseline",)
         gone = [key for key in own if self._home.was_deleted(key)]
         back = [key for key in self._home.branches() if self._home.bring_back(key)]
-        self._back |= dict.fromkeys(" ".join(key[1:]) or "the study" for key in back)
-        return bool(gone or back)
+        if not self._home.has(STUDY_KEY) and self._study is not None:
+            self._do_study(self._study)  # it is gone for good
+        words = [" ".join(key[1:]) or "the study" for key in back]
+        self._back |= dict.fromkeys(["the experiment", *words] if whole else words)
+        return bool(whole or gone or back)
 
     def _trial(self, name: str, trial: _Trial, _: Record) -> None:
         if self._home.is_deleted(("trial", name)):
@@ -257,7 +262,7 @@ class Replay:
         return self._home.create(("loss", loss), name=loss, tags=tags, start=moment)
 
     def _do_study(self, record: Record) -> None:
-        plan = record["plan"]
+        self._study, plan = record, record["plan"]
         self._home.claim(record["name"])
         self._objective = str(plan.get("protocol", {}).get("objective", ""))
         tags = {names.KIND: "study", names.STUDY: record["name"], **self._common}

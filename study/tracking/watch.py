@@ -58,4 +58,4 @@ class Watch:
         note = self._status().note
         if note and note != self._noted:
             self._warn(f"MLflow's store: {note}")
-        self._noted = note or self._noted
+        self._noted = note

@@ -201,8 +201,8 @@ class Desk:
     def _give_up(self, job: Job, times: int) -> None:
         """A trial that took run after run with it must not take the next one."""
         error = (
-            f"the run died {times} times in the same epoch of this trial, at last with no other "
-            "trial beside it: does it need more memory than there is?"
+            f"the run died {times} times before this trial finished another epoch: does it need "
+            "more memory than there is?"
         )
         done = self.ledger.epochs_done(job.trial)
         self._end(job, Outcome("failed", done, math.nan, error=error))

@@ -12,8 +12,8 @@ seeds, repeated seeds of the incumbent.
 A trial may take the whole run with it: its driver, Ray, or the machine, when memory runs out. Only
 the record can tell, so each start is counted there before it happens, and uncounted if it brings an
 epoch or if the run lives to say how it ended (ctrl-C, a lost node). Whoever ran beside such a trial
-is suspected with it; so suspects come last, one by one: the next starts when the one before has
-finished an epoch, which clears it, or, with more deaths behind it, when nothing else runs at all.
+is suspected with it, and so is whoever runs when somebody else kills the driver: suspects only come
+last, and after more deaths one by one, each until an epoch clears it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from study.tuning.search import LossSearch
 
 SUSPECT = 2
 """Starts of a trial with which the run died, each before another epoch: one may be bad luck."""
-MOST_STARTS = 5
-"""Likewise, after which it has failed: the last two had no other trial beside it to blame."""
+APART = 4
+"""Likewise, after which no other trial starts beside it until it has finished an epoch."""
+MOST_STARTS = 10
+"""Likewise, after which it has failed. Many: a driver that is killed from outside again and again
+must not cost trials that would have trained."""
 
 
 class Ledger:
@@ -65,6 +68,7 @@ class Ledger:
         self._set_aside_before: set[str] = set()
         self._epochs: dict[str, int] = {}  # the last one reported, of trials that have not ended
         self._starts: dict[str, int] = {}  # of open trials, by earlier runs; see `starts_of`
+        self._first_report: dict[str, int] = {}  # of suspects, by this run
         self._unfinished: list[Job] = []
         self._suspects: list[Job] = []
         self._requests: list[Job] = []
@@ -118,9 +122,9 @@ class Ledger:
         """The next job; None when there is nothing to hand out right now.
 
         Jobs that a crash left unfinished come first, under their old keys; those that may have
-        caused it come last, and nothing starts beside them until they finish an epoch.
+        caused it come last.
         """
-        if any(self._is_suspect(trial) for trial in self._running):
+        if any(self.starts(trial) >= APART for trial in self._running):
             return None
         if self._unfinished:
             return self._start_again(self._unfinished.pop(0))
@@ -130,7 +134,7 @@ class Ledger:
             self._record.start(job_or_none, notes)
             self._losses[job_or_none.loss].started(job_or_none)
             self._running[job_or_none.trial] = job_or_none
-        elif self._suspects and not (self._running and self._must_be_alone(self._suspects[0])):
+        elif self._suspects and not self._waits(self._suspects[0]):
             return self._start_again(self._suspects.pop(0))
         return job_or_none
 
@@ -159,6 +163,7 @@ class Ledger:
             return False
         last = self.epochs_done(trial)
         if epoch <= last:
+            self._clear_if_it_moves(trial, epoch)
             return epoch == last and self._losses[job.loss].is_low(job, epoch)
         self._epochs[trial] = epoch
         self._starts.pop(trial, None)
@@ -192,7 +197,8 @@ class Ledger:
 
     def pause(self) -> None:
         """The run ends in order, so no open trial is to blame: its start does not count."""
-        for job in [*self._running.values(), *self._aside.values(), *self._unfinished]:
+        started = [*self._running.values(), *self._aside.values()]
+        for job in [*started, *self._unfinished, *self._suspects]:  # taken back, some of them
             trial = job.trial
             self._record.count_starts(trial, self.starts(trial), self.epochs_done(trial))
 
@@ -238,18 +244,28 @@ class Ledger:
         """Keys of the best finished trials of a loss's search, best first."""
         return self._losses[loss].best(count)
 
-    def _is_suspect(self, trial: str) -> bool:
-        return self.starts(trial) >= SUSPECT
+    def _clear_if_it_moves(self, trial: str, epoch: int) -> None:
+        """A trial that went on from an old checkpoint runs, though it brings nothing new yet.
 
-    def _must_be_alone(self, job: Job) -> bool:
-        return self.starts(job.trial) > SUSPECT
+        Its first report may be the checkpoint's own.
+        """
+        if self.starts(trial) and epoch > self._first_report.setdefault(trial, epoch):
+            del self._starts[trial]
+            self._record.count_starts(trial, 0, self.epochs_done(trial))
+
+    def _waits(self, suspect: Job) -> bool:
+        """Whether it has to wait for the others that are suspected to be cleared."""
+        others = any(self.starts(trial) >= SUSPECT for trial in self._running)
+        return self.starts(suspect.trial) >= APART and others
 
     def _take_back(self, job: Job) -> None:
-        (self._suspects if self._is_suspect(job.trial) else self._unfinished).append(job)
+        suspected = self.starts(job.trial) >= SUSPECT
+        (self._suspects if suspected else self._unfinished).append(job)
 
     def _start_again(self, job: Job) -> Job:
         trial = job.trial
         self._record.count_starts(trial, self.starts(trial) + 1, self.epochs_done(trial))
+        self._first_report.pop(trial, None)
         self._running[trial] = job
         return job
 

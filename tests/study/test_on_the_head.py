@@ -22,7 +22,7 @@ import pytest
 from study.cluster import detached, services
 from study.cluster.attach import run_file
 from study.cluster.head import Head
-from study.cluster.places import CHECKPOINTS_VARIABLE, MLFLOW_PORT, TRACKING_VARIABLE
+from study.cluster.places import CHECKPOINTS_VARIABLE, MLFLOW_PORT, STAMP, TRACKING_VARIABLE
 from study.errors import StudyError
 from study.folders import cache_dir, cache_of_each_host
 from study.main import main
@@ -102,7 +102,8 @@ def test_following_starts_where_it_was_broken_off_and_ends_with_the_study(
         out = io.BytesIO()
         assert detached.follow("far", offset, known, out) == 1
         stamp, _, output = out.getvalue().decode().partition("\n")
-        return stamp, output
+        assert stamp.startswith(STAMP)
+        return stamp.removeprefix(STAMP), output
 
     stamp, output = followed(0, "-")
     assert output == "one\ntwo\n"
@@ -112,6 +113,9 @@ def test_following_starts_where_it_was_broken_off_and_ends_with_the_study(
     new, output = followed(4, stamp)
     assert new != stamp
     assert output == "another\nrun\n", "whole: the place was one in the old output"
+    out = io.BytesIO()
+    assert detached.follow("far", 4, None, out) == 1
+    assert out.getvalue().decode() == output[4:], "asked by who knows of no stamps"
 
 
 def test_a_study_that_runs_is_followed_not_started_twice(head_folder: Path) -> None:

@@ -15,7 +15,8 @@ from study.analyses.surrogate import Refusal
 from study.table import TrialTable
 from tests.study.synthetic import Plan, Problem, additive, make_table, unit_space
 
-SEEDS = 30
+SEEDS = {-4.0: 20, 0.0: 90, 4.0: 20}
+"""Studies by the lead of a loss."""
 NOISE = 0.005
 PLAN = Plan(trials=6, repeats=1, bayes=False, epochs=12)
 MODELS = {name: LossModel(Refusal("few"), Refusal("few"), NOISE) for name in ("a", "b")}
@@ -53,17 +54,16 @@ def _study(kind: str, lead: float, *, confirm: int, repeats: int, seed: int) -> 
 def test_verdicts_about_losses_are_right_at_the_stated_rate(
     kind: str, confirm: int, repeats: int
 ) -> None:
-    """Equal losses are told apart in one study of ten at most (one of twenty for each side)."""
+    """Of equal losses each verdict is wrong in one study of twenty; there are 16 such counts."""
     claim = Claim("c", "", "", TESTS[kind])
     said = {}
-    for lead in (-4.0, 0.0, 4.0):
+    for lead, seeds in SEEDS.items():
         studies = (
-            _study(kind, lead, confirm=confirm, repeats=repeats, seed=seed) for seed in range(SEEDS)
+            _study(kind, lead, confirm=confirm, repeats=repeats, seed=seed) for seed in range(seeds)
         )
         said[lead] = Counter(claims.judge(t, MODELS, "a", claim).verdict for t in studies)
-    decided = SEEDS - said[0.0]["cannot tell"]
-    assert decided <= 0.1 * SEEDS + 2 * np.sqrt(SEEDS * 0.09), said
-    assert said[4.0]["contradicted"] <= 1, said
-    assert said[-4.0]["supported"] <= 1, said
-    assert said[4.0]["supported"] >= 0.8 * SEEDS, said
-    assert said[-4.0]["contradicted"] >= 0.8 * SEEDS, said
+    most = 0.05 * SEEDS[0.0] + 3 * np.sqrt(0.05 * 0.95 * SEEDS[0.0])
+    assert max(said[0.0]["supported"], said[0.0]["contradicted"]) <= most, said
+    assert said[4.0]["contradicted"] == said[-4.0]["supported"] == 0, said
+    assert said[4.0]["supported"] >= 0.8 * SEEDS[4.0], said
+    assert said[-4.0]["contradicted"] >= 0.8 * SEEDS[-4.0], said

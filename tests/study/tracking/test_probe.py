@@ -156,6 +156,18 @@ def test_a_store_that_stays_away_is_said_once() -> None:
     assert len(said) == 2
 
 
+def test_a_note_of_an_earlier_run_is_not_said_again_and_the_same_of_this_one_is() -> None:
+    said: list[str] = []
+    status = Status(note="circle is back")
+    watch = Watch(lambda: status, said.append)
+    watch.tell_note()
+    assert said == []
+    for note in ("", "circle is back", "circle is back"):
+        status = Status(note=note)
+        watch.tell_note()
+    assert said == ["MLflow's store: circle is back"]
+
+
 def test_a_report_says_what_its_store_lacks(tmp_path: Path, open_tracker: Any, story: Any) -> None:
     store = Store("groceries", "http://127.0.0.1:9", tmp_path / "report", tmp_path / "spool")
     assert partial_text(store) == ""

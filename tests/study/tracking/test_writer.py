@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -393,6 +395,41 @@ def test_what_trials_hang_on_comes_back_when_it_is_deleted_meanwhile(
         " deleted in MLflow are back, since others hang on them: circle",
         " deleted in MLflow are back, since others hang on them: circle, the study",
     ]
+
+
+def test_a_deleted_experiment_and_a_study_that_is_gone_for_good_come_back(
+    study_dir: Path, open_tracker: Any, story: Any
+) -> None:
+    """`mlflow gc` takes away what was deleted; nothing that follows may be refused for it."""
+    uri = default_uri(study_dir)
+    tracker = open_tracker(study_dir, experiment="lost")
+    tracker.open_study(name="lost", plan=story.plan, losses=["circle"], note="")
+    story.trial(tracker, story.record("circle", 1))
+    assert tracker.flush(60.0)
+    client, before = MlflowClient(uri), _runs(uri, "lost")
+    experiment = before["lost"].info.experiment_id
+    client.delete_experiment(experiment)
+    story.trial(tracker, story.record("circle", 2))
+    assert tracker.flush(60.0)
+    assert client.get_experiment(experiment).lifecycle_stage == "active"
+    assert "the experiment" in tracker.status().note
+    assert len(_runs(uri, "lost")) == len(before) + 1
+    client.delete_run(before["lost"].info.run_id)
+    forget = ["mlflow", "gc", "--backend-store-uri", uri, "--run-ids", before["lost"].info.run_id]
+    own = {**os.environ, "MLFLOW_TRACKING_URI": uri}
+    done = subprocess.run([sys.executable, "-m", *forget], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    story.trial(tracker, story.record("circle", 3))
+    tracker.note("how it stands")
+    tracker.end_study(state="FINISHED")
+    assert tracker.close(60.0)
+    assert tracker.status().refused == 0
+    after = _runs(uri, "lost")
+    assert after["lost"].info.run_id != before["lost"].info.run_id
+    assert after["lost"].info.status == "FINISHED"
+    assert sorted(name[:10] for name in after) == sorted(
+        ["circle", "circle-001", "circle-002", "circle-003", "lost"]
+    )
 
 
 def test_more_settings_and_metrics_than_one_request_takes(
