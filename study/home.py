@@ -216,7 +216,8 @@ def create_study(home: StudyHome, plan: Plan) -> None:
         temporary.rename(home.directory)  # refused where there is a folder that is not empty
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+        # Whoever was faster may have taken this one's folder for a leftover.
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or (home.directory / PLAN_FILE).exists():
             raise _exists(home) from None
         raise StudyError(f"cannot write {home.directory}: {error}") from None
     leftover = re.compile(rf"\.{re.escape(home.name)}\.[0-9a-f]{{8}}\.new")

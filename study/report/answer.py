@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from study.analyses.comparison import one_function
 from study.analyses.findings import Findings, LossFindings
 from study.analyses.leaderboard import UNTRAINED
 from study.analyses.response import SURE
@@ -136,7 +137,9 @@ def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
     )
     if lead and not lead.sure:
         words += " A test that allows for the number of comparisons cannot tell the two apart."
-    silent = [n for n in ranked["loss"] if n not in set(rows["loss"])]
+    groups = one_function(findings.table)
+    placed = set(rows["loss"]).union(*(g for g in groups if set(g) & set(rows["loss"])))
+    silent = [n for n in ranked["loss"] if n not in placed]
     if silent:
         words += f" {listing(silent)}: no repeated seed, so not in the race."
     if findings.best_split != "test":
@@ -144,7 +147,8 @@ def _sure(findings: Findings, ranked: pd.DataFrame) -> str:
     floor = findings.noise_floor
     if len(floor):
         worst = float(np.nanmax(floor[["validation", "test"]].to_numpy(dtype=float)))
-        words += f" Two names of one and the same loss came out {worst:.3f} apart."
+        names = "; ".join(f"{listing(g)} are one function and share a place" for g in groups)
+        words += f" {names}: alone they came out {worst:.3f} apart."
     return words
 
 

@@ -48,6 +48,23 @@ def test_a_start_that_was_killed_leaves_no_study(
     assert sorted(p.name for p in tmp_path.iterdir()) == [".s.x.0123abcd.new", "s"]
 
 
+def test_a_start_that_was_overtaken_says_that_the_study_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faster one tidies up and takes the slower one's folder with it."""
+    from study import plan as plans
+
+    def overtaken(path: Path, text: str, uri: object) -> None:
+        monkeypatch.undo()
+        create_study(new_study("s", tmp_path), make_plan())
+        plans.write_private(path, text, None)
+
+    monkeypatch.setattr("study.home.write_private", overtaken)
+    with pytest.raises(StudyError, match=r"study s exists .*study resume s"):
+        create_study(new_study("s", tmp_path), make_plan(search={"trials": 99}))
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
 def test_asking_whether_a_study_runs_takes_nothing_from_it(tmp_path: Path) -> None:
     home = new_study("s", tmp_path)
     create_study(home, make_plan())

@@ -385,6 +385,9 @@ def test_two_names_of_one_function_are_a_noise_floor_and_not_ranked() -> None:
     assert set(shared) == {"norm_softmax", "triplet"}
     middle = np.mean([draws["norm_softmax"].mean(), draws["proxy_nca_pp"].mean()])
     assert shared["norm_softmax"].mean() == pytest.approx(middle, abs=1e-3)
+    said = dict(answer(find(table)).points)["How sure"]
+    assert "norm_softmax and proxy_nca_pp are one function and share a place: alone they " in said
+    assert "not in the race" not in said
 
 
 @pytest.mark.parametrize("how", ["held", "searched", "range"])
