@@ -76,15 +76,17 @@ def _install(building: Path, out: Path) -> None:
     with (out / MANIFEST).open("r+", encoding="utf-8") as manifest:
         _lock(manifest, fcntl.LOCK_EX)
         before = set(_before(out))
-        _list(manifest, before | ours)  # so that whatever ends it here, the next report tidies up
+        _write_list(
+            manifest, before | ours
+        )  # so that whatever ends it here, the next report tidies up
         for name in new:
             _move(building / name, out / name)
         for name in before - ours:
             (out / name).unlink(missing_ok=True)
-        _list(manifest, ours)
+        _write_list(manifest, ours)
 
 
-def _list(manifest: IO[str], names: Collection[str]) -> None:
+def _write_list(manifest: IO[str], names: Collection[str]) -> None:
     manifest.seek(0)
     manifest.write(json.dumps({"files": sorted(names)}, indent=1, ensure_ascii=False) + "\n")
     manifest.truncate()

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from mlflow import MlflowClient
@@ -289,23 +289,32 @@ def test_two_runs_of_one_trial_are_healed(
     assert doubles(study_dir / "mlflow.db") == []
 
 
-@pytest.mark.parametrize("kind", ["database", "server"])
+class Store(NamedTuple):
+    """Where a store is, and what a tracker is told of it: nothing if it is the study's own."""
+
+    uri: str
+    told: str | None
+
+
+@pytest.fixture(params=["database", "server"])
+def store(study_dir: Path, request: pytest.FixtureRequest) -> Store:
+    if request.param == "database":
+        return Store(default_uri(study_dir), None)
+    uri = request.getfixturevalue("mlflow_server")
+    return Store(uri, uri)
+
+
 def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
-    kind: str, study_dir: Path, open_tracker: Any, story: Any, request: pytest.FixtureRequest
+    store: Store, study_dir: Path, open_tracker: Any, story: Any
 ) -> None:
-    uri = default_uri(study_dir)
-    if kind == "server":
-        uri = request.getfixturevalue("mlflow_server")
-    open_it = partial(
-        open_tracker, study_dir, uri if kind == "server" else None, experiment="pruned"
-    )
+    open_it = partial(open_tracker, study_dir, store.told, experiment="pruned")
     begin = {"name": "pruned", "plan": story.plan, "losses": ["circle"], "note": ""}
     first = open_it()
     first.open_study(**begin)
     for number in (1, 2):
         story.trial(first, story.record("circle", number))
     assert first.close(60.0)
-    client, before = MlflowClient(uri), _runs(uri, "pruned")
+    client, before = MlflowClient(store.uri), _runs(store.uri, "pruned")
     gone = next(name for name in before if name.startswith("circle-001"))
     for name in (gone, "circle", "pruned"):
         client.delete_run(before[name].info.run_id)
@@ -318,25 +327,21 @@ def test_a_deleted_trial_stays_so_and_its_branch_comes_back(
     again.artifact(study_dir / "mlflow.db", to="circle-0001")
     assert again.close(60.0)
     assert again.status().refused == 0
-    after = _runs(uri, "pruned")
+    after = _runs(store.uri, "pruned")
     assert {name: run.info.run_id for name, run in after.items()} == {
         name: run.info.run_id for name, run in before.items() if name != gone
     }
 
 
-@pytest.mark.parametrize("kind", ["database", "server"])
 def test_a_trial_deleted_while_it_runs_is_let_go(
-    kind: str, study_dir: Path, open_tracker: Any, story: Any, request: pytest.FixtureRequest
+    store: Store, study_dir: Path, open_tracker: Any, story: Any
 ) -> None:
-    uri = default_uri(study_dir)
-    if kind == "server":
-        uri = request.getfixturevalue("mlflow_server")
-    tracker = open_tracker(study_dir, uri if kind == "server" else None, experiment="let-go")
+    tracker = open_tracker(study_dir, store.told, experiment="let-go")
     tracker.open_study(name="let-go", plan=story.plan, losses=["circle"], note="")
     for number in (1, 2, 3):
         tracker.trial_started(story.record("circle", number))
     assert tracker.flush(60.0)
-    client, before = MlflowClient(uri), _runs(uri, "let-go")
+    client, before = MlflowClient(store.uri), _runs(store.uri, "let-go")
     for name in before:
         if name.startswith(("circle-001", "circle-002")):
             client.delete_run(before[name].info.run_id)
@@ -349,28 +354,24 @@ def test_a_trial_deleted_while_it_runs_is_let_go(
     tracker.end_study(state="KILLED")
     assert tracker.close(60.0)
     assert tracker.status().refused == 0
-    after = _runs(uri, "let-go")
+    after = _runs(store.uri, "let-go")
     assert sorted(name[:10] for name in after) == ["circle", "circle-003", "let-go"]
     assert after["let-go"].info.status == "KILLED"
     shown = client.list_artifacts(after["circle"].info.run_id)
     assert [file.path for file in shown] == ["circle.png"]
 
 
-@pytest.mark.parametrize("kind", ["database", "server"])
 def test_what_trials_hang_on_comes_back_when_it_is_deleted_meanwhile(
-    kind: str, study_dir: Path, open_tracker: Any, story: Any, request: pytest.FixtureRequest
+    store: Store, study_dir: Path, open_tracker: Any, story: Any
 ) -> None:
-    uri = default_uri(study_dir)
-    if kind == "server":
-        uri = request.getfixturevalue("mlflow_server")
-    tracker = open_tracker(study_dir, uri if kind == "server" else None, experiment="hung")
+    tracker = open_tracker(study_dir, store.told, experiment="hung")
     said: list[str] = []
     watch = Watch(tracker.status, said.append)
     tracker.open_study(name="hung", plan=story.plan, losses=list(story.spaces), note="")
     tracker.baseline("validation", {"map_at_r": 0.1})
     story.trial(tracker, story.record("circle", 1))
     assert tracker.flush(60.0)
-    client, before = MlflowClient(uri), _runs(uri, "hung")
+    client, before = MlflowClient(store.uri), _runs(store.uri, "hung")
     deleted = ("circle", "untrained backbone")
     for name in deleted:
         client.delete_run(before[name].info.run_id)
@@ -378,7 +379,7 @@ def test_what_trials_hang_on_comes_back_when_it_is_deleted_meanwhile(
     story.trial(tracker, story.record("circle", 2))
     story.trial(tracker, story.record("proxy_anchor", 1))
     assert tracker.flush(60.0)
-    after = _runs(uri, "hung")
+    after = _runs(store.uri, "hung")
     assert set(before) - set(after) == {"untrained backbone"}, "which nothing hangs on"
     assert after["circle"].info.run_id == before["circle"].info.run_id
     bests = [run.data.metrics["best/map_at_r"] for run in (before["circle"], after["circle"])]
@@ -389,7 +390,7 @@ def test_what_trials_hang_on_comes_back_when_it_is_deleted_meanwhile(
     tracker.end_study(state="FINISHED")
     assert tracker.close(60.0)
     watch.tell_note()
-    assert [run.info.status for run in _runs(uri, "hung").values()] == ["FINISHED"] * 6
+    assert [run.info.status for run in _runs(store.uri, "hung").values()] == ["FINISHED"] * 6
     assert tracker.status().refused == 0
     assert [text.partition(": runs")[2] for text in said] == [
         " deleted in MLflow are back, since others hang on them: circle",
