@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import zlib
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from trainables import objects
+from trainables.data.pictures import FORMATS
 
 ENCODED = ("webp", "jpeg", "png", "pictures")
 PAYLOADS = ("images", "features", *ENCODED)
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, BadZipFile, zlib.error)
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, BadZipFile, zlib.error)
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,7 +32,7 @@ def holds_features(path: str) -> bool:
     try:
         with _opened(path) as file:
             if path.endswith(".npz"):
-                with np.load(file, allow_pickle=False) as content:
+                with _npz(file, path) as content:
                     return "features" in content.files
             return len(_shape(file)) == 2
     except UNREADABLE:
@@ -38,6 +41,20 @@ def holds_features(path: str) -> bool:
 
 def _opened(path: str) -> BinaryIO:
     return objects.opened(path) if objects.is_object(path) else Path(path).expanduser().open("rb")
+
+
+def _npz(file: Path | BinaryIO, name: str) -> NpzFile:
+    content = np.load(file, allow_pickle=False)
+    if not isinstance(content, NpzFile):
+        raise ValueError(f"arrays: {name} must hold arrays by name, as numpy.savez writes them.")
+    return content
+
+
+def _npy(file: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    content = np.load(file, allow_pickle=False, mmap_mode=mmap_mode)
+    if not isinstance(content, np.ndarray):
+        raise ValueError(f"arrays: {file.name} must hold one array, as numpy.save writes it.")
+    return content
 
 
 def _shape(file: BinaryIO) -> tuple[int, ...]:
@@ -56,15 +73,15 @@ def load_arrays(file: Path, labels: Path | None) -> Arrays:
             raise ValueError(f"arrays: the file {needed} does not exist.")
     try:
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as content:
+            with _npz(file, file.name) as content:
                 arrays = {name: content[name] for name in content.files}
         elif file.suffix == ".npy":
-            items = np.load(file, allow_pickle=False, mmap_mode="r")
+            items = _npy(file, mmap_mode="r")
             arrays = {"features" if items.ndim == 2 else "images": items}
         else:
             raise ValueError(f"arrays: the file must be .npz or .npy, got {file.name!r}.")
         if labels is not None:
-            arrays["labels"] = np.load(labels, allow_pickle=False)
+            arrays["labels"] = _npy(labels)
     except UNREADABLE as error:
         if str(error).startswith("arrays:"):
             raise
@@ -101,6 +118,8 @@ def payload_of(arrays: Arrays, file: Path) -> tuple[str, int]:
         raise ValueError(
             f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}."
         )
+    if items.ndim > 1 and not np.prod(items.shape[1:]):
+        raise ValueError(f"arrays: `{name}` of {file.name} holds nothing, got {items.shape}.")
     count = len(items) if items.ndim else 0
     if name in ENCODED:
         count = _check_offsets(arrays.get("offsets"), name, items, file)
@@ -141,15 +160,17 @@ def _check_offsets(offsets: NDArray[Any] | None, name: str, items: NDArray[Any],
 
 
 def first_side(arrays: Arrays, payload: str) -> int:
-    """The shorter side of the first encoded picture."""
+    """The shorter side of the first encoded picture that can be opened."""
     from PIL import Image
 
-    offsets = arrays["offsets"]
-    try:
-        with Image.open(BytesIO(arrays[payload][offsets[0] : offsets[1]].tobytes())) as image:
-            return min(image.size)
-    except OSError:
-        raise ValueError("arrays: the first picture cannot be read; set the option size.") from None
+    for start, stop in pairwise(arrays["offsets"].tolist()):
+        try:
+            source = BytesIO(arrays[payload][start:stop].tobytes())
+            with Image.open(source, formats=FORMATS) as image:
+                return min(image.size)
+        except (OSError, Image.DecompressionBombError):
+            continue  # reading all of them will say why
+    raise ValueError(f"arrays: none of the {len(arrays['offsets']) - 1:,} pictures can be read.")
 
 
 def sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:

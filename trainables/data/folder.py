@@ -109,9 +109,11 @@ def pictures_below(folder: Path) -> list[Path]:
 def files_below(folder: Path) -> tuple[list[Path], list[Path]]:
     """Files with a picture's ending at any depth, and all others, sorted.
 
-    Hidden files and whatever is in hidden folders (thumbnails, caches) are left out.
+    Hidden files and whatever is in hidden folders (thumbnails, caches) are left out. A link is a
+    file, also one that leads nowhere (a picture that was not fetched) or to a folder.
     """
-    files = sorted(p for p in folder.rglob("*") if not _is_hidden(p, folder) and p.is_file())
+    found = (p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    files = sorted(p for p in found if not _is_hidden(p, folder))
     pictures = [p for p in files if p.suffix.lower() in ENDINGS]
     return pictures, [p for p in files if p.suffix.lower() not in ENDINGS]
 

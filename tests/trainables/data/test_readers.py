@@ -6,6 +6,8 @@ import inspect
 import io
 import os
 import re
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,6 +334,21 @@ def test_bad_pictures_are_refused_with_their_paths(class_folders: Path, tmp_path
     assert "\n" not in message
 
 
+def test_links_that_lead_nowhere_are_missing_pictures(class_folders: Path, tmp_path: Path) -> None:
+    (class_folders / "class1" / "gone.jpg").symlink_to(tmp_path / "not fetched.jpg")
+    (class_folders / "class2" / "linked.jpg").symlink_to(class_folders / "class2" / "0.jpg")
+    (tmp_path / "elsewhere").mkdir()
+    (class_folders / "class3" / "more").symlink_to(tmp_path / "elsewhere")
+    options: dict[str, Any] = {"path": str(class_folders), "size": 16}
+    with pytest.raises(ValueError, match=r"1 of 26 .*class1/gone.jpg: there is no such file"):
+        load_dataset("folder", cache_dir=tmp_path / "c", **options)
+    dataset = load_dataset("folder", cache_dir=tmp_path / "c", on_bad_image="skip", **options)
+    assert (len(dataset.train), len(dataset.test)) == (13, 12)
+    unread, skipped = dataset.notes
+    assert "not read (class3/more)" in unread
+    assert "class1/gone.jpg" in skipped
+
+
 def test_bad_pictures_are_skipped_and_reported(class_folders: Path, tmp_path: Path) -> None:
     spoil(class_folders)
     dataset = load_dataset(
@@ -491,6 +508,30 @@ def test_arrays_of_encoded_pictures(tmp_path: Path) -> None:
     assert dataset.test.items.shape == (4, 20, 20, 3)
 
 
+def test_the_size_is_that_of_the_first_picture_that_can_be_opened(tmp_path: Path) -> None:
+    blobs = []
+    for i in range(8):
+        buffer = io.BytesIO()
+        Image.new("RGB", (24, 20), (30 * i, 0, 0)).save(buffer, format="PNG")
+        blobs.append(buffer.getvalue())
+    blobs[0] = b""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    checksum = struct.pack(">I", zlib.crc32(header))
+    blobs[1] = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + checksum  # a bomb
+    file = tmp_path / "p.npz"
+    np.savez(
+        file,
+        png=np.frombuffer(b"".join(blobs), np.uint8),
+        offsets=np.cumsum([0, *map(len, blobs)]),
+        labels=np.array([0, 0, 0, 1, 2, 2, 3, 3]),
+    )
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(file), "min_images": 1}
+    with pytest.raises(ValueError, match=r"2 of 8 pictures cannot be read \(item 0: .* item 1: "):
+        load_dataset("arrays", **options)
+    dataset = load_dataset("arrays", on_bad_image="skip", **options)
+    assert dataset.train.items.shape == (2, 20, 20, 3)
+
+
 GOOD: dict[str, Any] = {
     "images": np.zeros((8, 4, 4), np.uint8),
     "labels": np.repeat(np.arange(4), 2),
@@ -524,6 +565,13 @@ GOOD: dict[str, Any] = {
             "`scale` of a.npz must be 2 numbers",
         ),
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.arange(0)}, {}, "got none"),
+        ({"images": np.zeros((8, 0, 4), np.uint8)}, {}, r"holds nothing, got \(8, 0, 4\)"),
+        ({"images": None, "features": np.zeros((8, 0))}, {}, r"holds nothing, got \(8, 0\)"),
+        (
+            {"images": None, "png": np.zeros(8, np.uint8), "offsets": np.arange(9)},
+            {},
+            "none of the 8 pictures can be read",
+        ),
         (
             {"images": None, "png": np.zeros(9, np.uint8), "offsets": np.arange(0)},
             {},
@@ -569,6 +617,22 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a.npz cannot be read: ") as caught:
         load_dataset("arrays", cache_dir=tmp_path / "c", path=str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_files_of_the_other_kind_are_one_clear_line(tmp_path: Path) -> None:
+    items, labels = np.arange(16.0).reshape(8, 2), np.repeat(np.arange(4), 2)
+    np.save(tmp_path / "x.npy", items)
+    np.savez(tmp_path / "all.npz", features=items, labels=labels)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "labels": str(tmp_path / "all.npz")}
+    with pytest.raises(ValueError, match=r"arrays: all.npz must hold one array, as numpy.save "):
+        load_dataset("arrays", path=str(tmp_path / "x.npy"), **options)
+    (tmp_path / "x.npy").rename(tmp_path / "renamed.npz")
+    assert not holds_features(str(tmp_path / "renamed.npz"))
+    with pytest.raises(ValueError, match=r"renamed.npz must hold arrays by name, as numpy.savez "):
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "renamed.npz"))
+    (tmp_path / "all.npz").rename(tmp_path / "all.npy")
+    with pytest.raises(ValueError, match=r"all.npy must hold one array"):
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "all.npy"))
 
 
 def test_wrong_list_files_are_one_clear_line(tmp_path: Path, paint: Paint) -> None:
