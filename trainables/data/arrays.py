@@ -68,7 +68,8 @@ def read_arrays(
         query: "KEY=VALUE": items whose array KEY equals VALUE are queries, all others gallery.
             Without it every item is a query against all others.
         min_images: A class with fewer items is an error.
-        size: Side of encoded pictures after decoding; 0 takes the shorter side of the first that opens.
+        size: Side of encoded pictures after decoding; 0 takes the shorter side of the first one
+            that can be opened.
     """
     file = Path(path).expanduser()
     arrays = load_arrays(file, Path(labels).expanduser() if labels else None)

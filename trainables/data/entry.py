@@ -56,7 +56,7 @@ def open_entry(final: Path, specs: Mapping[str, RowSpec]) -> CachedRows:
         DamagedError: It is not what its `entry.json` says.
     """
     try:
-        text = (final / ENTRY_FILE).read_text()
+        text = (final / ENTRY_FILE).read_bytes()
     except FileNotFoundError:
         if final.exists():
             raise DamagedError(f"{final} has no {ENTRY_FILE}") from None
@@ -70,7 +70,7 @@ def open_entry(final: Path, specs: Mapping[str, RowSpec]) -> CachedRows:
             name: _checked(final / f"{name}.npy", spec, len(kept), entry)
             for name, spec in specs.items()
         }
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise DamagedError(f"{final}: {error}") from error
     return CachedRows(arrays, bad, left_out, remarks, kept, _fingerprint(entry), final)
 

@@ -139,7 +139,7 @@ def test_says_when_it_waits_for_another_process(tmp_path: Path) -> None:
     assert said == ["entry (another process)"]
 
 
-@pytest.mark.parametrize("damage", ["byte", "short", "json", "no json", "no array"])
+@pytest.mark.parametrize("damage", ["byte", "short", "json", "bytes", "list", "none", "no array"])
 def test_a_damaged_entry_is_found_and_computed_again(tmp_path: Path, damage: str) -> None:
     build(tmp_path)
     (folder,) = (p for p in tmp_path.iterdir() if p.is_dir())
@@ -150,7 +150,11 @@ def test_a_damaged_entry_is_found_and_computed_again(tmp_path: Path, damage: str
         (folder / "x.npy").write_bytes(data[:-5])
     elif damage == "json":
         (folder / "entry.json").write_text("{")
-    elif damage == "no json":
+    elif damage == "bytes":
+        (folder / "entry.json").write_bytes(b"\xff" * 100)
+    elif damage == "list":
+        (folder / "entry.json").write_text('{"bad": [], "left_out": [], "remarks": []}')
+    elif damage == "none":
         (folder / "entry.json").unlink()
     else:
         (folder / "y.npy").unlink()
