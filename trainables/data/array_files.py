@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 
 from trainables import objects
 from trainables.data.pictures import FORMATS
+from trainables.data.stored import PART, Stored, can_wait, header_of
 
 ENCODED = ("webp", "jpeg", "png", "pictures")
 PAYLOADS = ("images", "features", *ENCODED)
 UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, BadZipFile, zlib.error)
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Any]
+"""Arrays by name; one of `PAYLOADS` may be `Stored`."""
 
 
 def holds_features(path: str) -> bool:
@@ -34,7 +37,7 @@ def holds_features(path: str) -> bool:
             if path.endswith(".npz"):
                 with _npz(file, path) as content:
                     return "features" in content.files
-            return len(_shape(file)) == 2
+            return len(header_of(file)[0]) == 2
     except UNREADABLE:
         return False
 
@@ -57,13 +60,10 @@ def _npy(file: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
     return content
 
 
-def _shape(file: BinaryIO) -> tuple[int, ...]:
-    """The shape that the head of a .npy names."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    return tuple(read(file)[0])
+def _member(file: Path, content: NpzFile, name: str) -> Any:
+    """An array of a .npz; the large one is left where it is until it is needed."""
+    waits = name in PAYLOADS and can_wait(file, name)
+    return Stored(file, name) if waits else content[name]
 
 
 def load_arrays(file: Path, labels: Path | None) -> Arrays:
@@ -74,7 +74,7 @@ def load_arrays(file: Path, labels: Path | None) -> Arrays:
     try:
         if file.suffix == ".npz":
             with _npz(file, file.name) as content:
-                arrays = {name: content[name] for name in content.files}
+                arrays = {name: _member(file, content, name) for name in content.files}
         elif file.suffix == ".npy":
             items = _npy(file, mmap_mode="r")
             arrays = {"features" if items.ndim == 2 else "images": items}
@@ -163,19 +163,24 @@ def first_side(arrays: Arrays, payload: str) -> int:
     """The shorter side of the first encoded picture that can be opened."""
     from PIL import Image
 
-    for start, stop in pairwise(arrays["offsets"].tolist()):
+    for picture in _encoded(arrays[payload], arrays["offsets"].tolist()):
         try:
-            source = BytesIO(arrays[payload][start:stop].tobytes())
-            with Image.open(source, formats=FORMATS) as image:
+            with Image.open(BytesIO(picture), formats=FORMATS) as image:
                 return min(image.size)
         except (OSError, Image.DecompressionBombError):
             continue  # reading all of them will say why
     raise ValueError(f"arrays: none of the {len(arrays['offsets']) - 1:,} pictures can be read.")
 
 
+def _encoded(items: Any, offsets: list[int]) -> Iterator[bytes]:
+    if isinstance(items, Stored):
+        return items.runs(offsets)
+    return (items[start:stop].tobytes() for start, stop in pairwise(offsets))
+
+
 def sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:
     """An array that must have one value for each item or class."""
-    array = arrays[name]
+    array: NDArray[Any] = arrays[name]
     if array.shape != (length,):
         raise ValueError(f"arrays: `{name}` must have {length:,} values, got shape {array.shape}.")
     return array
@@ -200,14 +205,21 @@ def halves(arrays: Arrays, name: str, length: int) -> NDArray[np.bool_]:
 
 def contents_digest(arrays: Arrays, payload: str) -> str:
     """Of the contents that matter; a copy of a file elsewhere is the same data."""
-    return hash_of(*[arrays[n] for n in (payload, "offsets", "scale") if n in arrays])
+    items, others = arrays[payload], [arrays[n] for n in ("offsets", "scale") if n in arrays]
+    if isinstance(items, Stored):
+        return _hashed(items.contents.copy(), others)
+    return hash_of(items, *others)
 
 
 def hash_of(*arrays: NDArray[Any]) -> str:
     """Of types, shapes and values."""
-    digest = hashlib.sha256()
+    return _hashed(hashlib.sha256(), arrays)
+
+
+def _hashed(digest: Any, arrays: Iterable[NDArray[Any]]) -> str:
     for array in arrays:
         digest.update(f"{array.dtype}{array.shape}".encode())
-        for start in range(0, len(array), 4096):
-            digest.update(np.ascontiguousarray(array[start : start + 4096]).tobytes())
-    return digest.hexdigest()[:16]
+        rows = max(1, PART // max(1, array[:1].nbytes))
+        for start in range(0, len(array), rows):
+            digest.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
+    return str(digest.hexdigest()[:16])

@@ -7,6 +7,8 @@ import io
 import os
 import re
 import struct
+import tracemalloc
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -452,6 +454,33 @@ def test_arrays_of_images(tmp_path: Path) -> None:
     assert np.array_equal(same.test.items, dataset.test.items)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("payload", ["images", "png"])
+def test_opening_arrays_that_are_in_the_cache_holds_none_of_them(
+    tmp_path: Path, save: Any, payload: str
+) -> None:
+    rng = np.random.default_rng(0)
+    content: dict[str, Any] = {"images": rng.integers(0, 255, (32, 512, 512), dtype=np.uint8)}
+    if payload == "png":
+        blobs = []
+        for pixels in content.pop("images"):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).save(buffer, format="PNG")
+            blobs.append(buffer.getvalue())
+        content["png"] = np.frombuffer(b"".join(blobs), np.uint8)
+        content["offsets"] = np.cumsum([0, *map(len, blobs)])
+    save(tmp_path / "a.npz", labels=np.repeat(np.arange(8), 4), **content)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "c", "path": str(tmp_path / "a.npz")}
+    before = load_dataset("arrays", **options)
+    tracemalloc.start()
+    again = load_dataset("arrays", **options)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert again.fingerprint == before.fingerprint
+    # Of the cache three chunks are checked, by the map and not by copies.
+    assert peak < content[payload].nbytes / 2
+
+
 def test_arrays_of_features_with_scale_split_and_queries(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(4), 4)
     features = np.arange(32, dtype=np.uint8).reshape(16, 2)
@@ -617,6 +646,16 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a.npz cannot be read: ") as caught:
         load_dataset("arrays", cache_dir=tmp_path / "c", path=str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_an_array_that_lacks_values_is_one_clear_line(tmp_path: Path) -> None:
+    for name in ("images", "labels"):
+        np.save(tmp_path / f"{name}.npy", GOOD[name])
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.write(tmp_path / "labels.npy", "labels.npy")
+        archive.writestr("images.npy", (tmp_path / "images.npy").read_bytes()[:-16])
+    with pytest.raises(ValueError, match=r"a.npz cannot be read: `images` lacks 16 bytes of uint8"):
+        load_dataset("arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"))
 
 
 def test_files_of_the_other_kind_are_one_clear_line(tmp_path: Path) -> None:
