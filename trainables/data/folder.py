@@ -64,7 +64,11 @@ def read_folder(
         labels=np.array(labels, dtype=np.int64),
         in_test=np.array(in_test, dtype=np.bool_),
         class_names=[folder.name for folder, _ in classes],
-        notes=[*notes, *_unread(others)],
+        notes=[
+            *notes,
+            *_unread(others, "files in class folders have no picture's ending"),
+            *_unread(_strays(root, classes), "pictures are in no class's folder"),
+        ],
     )
     return read_listing(
         "folder",
@@ -122,14 +126,19 @@ def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _unread(names: list[str]) -> list[str]:
+def _strays(root: Path, classes: list[tuple[Path, bool]]) -> list[str]:
+    """Pictures beside the class folders."""
+    beside = sorted(p for parent in {c.parent for c, _ in classes} for p in parent.iterdir())
+    pictures = (p for p in beside if p.suffix.lower() in ENDINGS and not p.is_dir())
+    return [p.relative_to(root).as_posix() for p in pictures if not p.name.startswith(".")]
+
+
+def _unread(names: list[str], why: str) -> list[str]:
     if not names:
         return []
     more = f"; and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return [
-        f"folder: {len(names):,} files in class folders have no picture's ending and are not read "
-        f"({'; '.join(map(printable, names[:SHOWN]))}{more})"
-    ]
+    shown = "; ".join(map(printable, names[:SHOWN]))
+    return [f"folder: {len(names):,} {why} and are not read ({shown}{more})"]
 
 
 def _check_disjoint(classes: list[tuple[Path, bool]]) -> None:

@@ -216,8 +216,10 @@ def check_halves(listing: Listing, kept: NDArray[np.int64] | slice = slice(None)
         names = ", ".join(repr(listing.class_names[i]) for i in shared[:3])
         raise ValueError(f"train and test must share no class, but both hold {names}.")
     for own, half in ((labels[~in_test], "training"), (labels[in_test], "test")):
-        if len(np.unique(own)) < 2:
-            raise ValueError(f"the {half} half needs at least 2 classes with images.")
+        classes = np.unique(own)
+        if len(classes) < 2:
+            got = f"only {listing.class_names[classes[0]]!r}" if len(classes) else "none"
+            raise ValueError(f"the {half} half needs at least 2 classes with images, got {got}.")
 
 
 def existing_folder(dataset: str, path: str, *inside: str) -> Path:
@@ -246,7 +248,7 @@ def needed_file(dataset: str, folder: Path, *names: str) -> Path:
 def lines_of(dataset: str, path: Path) -> list[str]:
     """The lines of a list file, which must be UTF-8."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()  # some editors write a mark first
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{dataset}: {path} must be UTF-8 text, but byte {error.start:,} is not."

@@ -211,7 +211,7 @@ def test_sop(tmp_path: Path, paint: Paint) -> None:
                 name = f"bicycle_final/{product}_{i}.JPG"
                 paint(root / name, product)
                 lines.append(f"{number} {product} 1 {name}")
-        (root / file).write_text("\n".join(lines) + "\n")
+        (root / file).write_text("\n".join(lines) + "\n", encoding="utf-8-sig", newline="\r\n")
     dataset = load_dataset("sop", cache_dir=tmp_path / "cache", path=str(tmp_path), size=16)
     check_halves(dataset)
     assert (len(dataset.train), len(dataset.test)) == (6, 4)
@@ -301,13 +301,15 @@ def test_hidden_folders_are_not_read_at_any_depth(class_folders: Path, tmp_path:
 
 
 def test_folder_says_what_it_does_not_read(class_folders: Path, tmp_path: Path) -> None:
-    for name in ("class1/new.heic", "class2/deeper/list.txt", ".hidden/x.txt", "about.txt"):
+    others = ("class1/new.heic", "class2/deeper/list.txt", ".hidden/x.txt", "about.txt", "lost.JPG")
+    for name in others:
         (class_folders / name).parent.mkdir(exist_ok=True)
         (class_folders / name).write_text("no picture")
     dataset = load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
     assert dataset.notes == (
         "folder: 2 files in class folders have no picture's ending and are not read "
         "(class1/new.heic; class2/deeper/list.txt)",
+        "folder: 1 pictures are in no class's folder and are not read (lost.JPG)",
     )
     for i in range(8):
         side = "train" if i < 4 else "test" if i < 7 else "val"
@@ -316,6 +318,13 @@ def test_folder_says_what_it_does_not_read(class_folders: Path, tmp_path: Path) 
     dataset = load_dataset("folder", cache_dir=tmp_path / "c", path=str(class_folders), size=16)
     assert (len(dataset.train), len(dataset.test)) == (12, 9)
     assert dataset.notes[0] == "folder: beside train/ and test/ there is val, which is not read"
+
+
+def test_a_half_of_one_class_names_it(tmp_path: Path, paint: Paint) -> None:
+    for name in ("train/a/0.png", "train/b/0.png", "val/c/0.png", "val/d/0.png"):
+        paint(tmp_path / "own" / name, 1)
+    with pytest.raises(ValueError, match=r"the training half needs .* got only 'train'"):
+        load_dataset("folder", cache_dir=tmp_path / "c", path=str(tmp_path / "own"))
 
 
 def spoil(root: Path) -> None:
