@@ -88,11 +88,14 @@ class Rooms:
         self._rooms: dict[str, Tensor] = {}
 
     def like(self, name: str, model: Tensor) -> Tensor:
-        """The room of this name, with the model's shape and strides; what it holds is anyone's."""
+        """The room of this name, with the model's shape and strides; what it holds is anyone's.
+
+        The model has no gaps.
+        """
         room = self._rooms.get(name)
-        if room is None or room.shape != model.shape:
-            room = self._rooms[name] = torch.empty_like(model)
-        return room
+        if room is None or len(room) < model.numel():
+            room = self._rooms[name] = model.new_empty(model.numel())
+        return room.as_strided(model.shape, model.stride())
 
 
 class Block(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import ALONE, Block, Rooms, inverse_norms
+from trainables.losses.blocks import ALONE, LOG2_E, Block, inverse_norms
 from trainables.losses.centre_spread import inner_products, spread_sum
 from trainables.losses.centres import Pooled, pool
 from trainables.losses.class_logits import Logits
@@ -19,8 +19,8 @@ from trainables.losses.samples import Mixture
 class Similarities(NamedTuple):
     """Of a batch to a block of classes.
 
-    `classes` is (batch, classes), for Circle max(S, -m) except for the own class. `inverse_p` is
-    1 / norm of each proxy, (classes,) or (classes, K); `pooled` is there with K > 1 alone.
+    `classes` is (batch, classes), as `Logits` holds them. `inverse_p` is 1 / norm of each proxy,
+    (classes,) or (classes, K); `pooled` is there with K > 1 alone.
     """
 
     classes: Tensor
@@ -29,7 +29,7 @@ class Similarities(NamedTuple):
 
 
 def similarities(
-    samples: Mixture, p: Tensor, block: Block, rule: Rule, products: Tensor | None, rooms: Rooms
+    samples: Mixture, p: Tensor, block: Block, rule: Rule, products: Tensor | None, logits: Logits
 ) -> Similarities:
     """The proxies' norms scale columns of the result: no normalised copy of the proxies.
 
@@ -37,12 +37,13 @@ def similarities(
     """
     squares = None if products is None else products.diagonal(dim1=1, dim2=2)
     inverse_p = inverse_norms(p, squares) if rule.normalise else torch.ones_like(p[..., 0])
-    pooled = pool(samples, p, inverse_p, rule.centre_temperature, rooms) if p.dim() == 3 else None
-    if pooled is not None:
+    pooled = None
+    if p.dim() == 3:
+        pooled = pool(samples, p, inverse_p, rule.centre_temperature, logits.unit, logits.rooms)
         classes = pooled.classes
     else:
-        factors = inverse_p if rule.normalise else None
-        classes = samples.similarities_(p.new_empty(samples.rows, len(p)), p, factors)
+        room = p.new_empty(samples.rows, len(p))
+        classes = samples.similarities_(room, p, inverse_p * logits.unit)
     if rule.circle_margin is not None:
         own = classes[block.rows, block.columns]
         classes.clamp_(min=-rule.circle_margin)[block.rows, block.columns] = own
@@ -52,38 +53,37 @@ def similarities(
 class Scan:
     """Running per-sample partials over blocks."""
 
-    def __init__(self, x: Tensor, rows: int, scale: float, options: Options) -> None:
-        self.options, self.logits = options, Logits(scale, options.rule)
-        bound = self.logits.bound
+    def __init__(self, x: Tensor, rows: int, logits: Logits, options: Options) -> None:
+        self.options, self.logits = options, logits
         # What exponents are taken relative to; exponents of one block are near those of another.
-        self.shift = x.new_full((rows,), -torch.inf if bound is None else bound)
+        self.level = x.new_full((rows,), -torch.inf if logits.levelled else 0.0)
         self.sum = x.new_zeros(rows)
         self.positive = x.new_zeros(rows)
         self.total = x.new_zeros(rows) if options.with_total else None
         self.spread = x.new_zeros(()) if options.rule.with_spread else None
-        self._shift_holds = bound is not None
+        self._level_holds = not logits.levelled
 
     def add(self, block: Block, classes: Tensor) -> None:
         """Take in the similarities to a block of classes, which are as they were afterwards."""
         own = block.rows, block.columns
-        self.positive[block.rows] = classes[own]
+        self.positive[block.rows] = classes[own] / self.logits.unit
         if self.total is not None:
             self.total += self.logits.total(classes, own)
-        if self._shift_holds:
+        if self._level_holds:
             sums = self._sums(classes, own)
-            if self.logits.bound is not None or math.isfinite(float(sums.sum())):
+            if not self.logits.levelled or math.isfinite(float(sums.sum())):
                 self.sum += sums
                 return
-        largest = torch.maximum(self.shift, self.logits.largest(classes, own))
-        self.sum *= torch.exp(self.shift - finite(largest))
-        self.shift = largest
+        largest = torch.maximum(self.level, self.logits.largest(classes, own))
+        self.sum *= torch.exp2(self.level - finite(largest))
+        self.level = largest
         self.sum += self._sums(classes, own)
-        # From here on the shift need not follow the maximum, only be within e^80 of it, and a
+        # From here on the level need not follow the maximum, only be within e^80 of it, and a
         # sum that overflows says so. A GPU would have to be waited for: there it follows.
-        self._shift_holds = classes.device.type == "cpu"
+        self._level_holds = classes.device.type == "cpu"
 
     def _sums(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        shares = self.logits.exp(classes, finite(self.shift))
+        shares = self.logits.exp(classes, finite(self.level))
         shares[own] = 0.0
         return shares.sum(dim=1)
 
@@ -100,13 +100,13 @@ class Scan:
         """Negatives, positive, total and spread, combined with the other shards, if any."""
         reducer = self.options.reducer
         if reducer is not ALONE:
-            local = self.shift.clone()
-            reducer.maximum_(self.shift)
-            self.sum *= torch.exp(local - finite(self.shift))
+            local = self.level.clone()
+            reducer.maximum_(self.level)
+            self.sum *= torch.exp2(local - finite(self.level))
             for partial in (self.sum, self.positive, self.total, self.spread):
                 if partial is not None:
                     reducer.sum_(partial)
-        negatives = finite(self.shift) + self.sum.log()
+        negatives = (finite(self.level) + self.sum.log2()).mul_(1.0 / LOG2_E)
         return negatives, self.positive, self.total, self.spread
 
 
