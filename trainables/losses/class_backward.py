@@ -51,6 +51,7 @@ class Back:
         # Where there is no wrong class every entry is the own one.
         known = negatives > -torch.inf
         self.level = torch.where(known, negatives * LOG2_E, 0.0)
+        self._floored = logits.levelled and logits.floor(self.level)
         self.factor = none if of_negatives is None else of_negatives * logits.scale
         if not logits.levelled:
             self.factor = self.factor * torch.where(known, torch.exp(-negatives), 0.0)
@@ -79,7 +80,7 @@ class Back:
         """Add a block's share; `products` are those of its centres, for the spread."""
         classes, own = found.classes, (block.rows, block.columns)
         # d loss / d S: softmax over the wrong classes, then by index the own class.
-        g = self.logits.exp(classes, self.level)
+        g = self.logits.exp(classes, self.level, floored=self._floored)
         if not self.folded:
             g.mul_(self.factor[:, None])
         if self.grad_total is not None:

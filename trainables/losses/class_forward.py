@@ -15,6 +15,9 @@ from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options, Rule
 from trainables.losses.samples import Mixture
 
+# Classes whose logits give a level for all.
+_FEW = 128
+
 
 class Similarities(NamedTuple):
     """Of a batch to a block of classes.
@@ -61,7 +64,10 @@ class Scan:
         self.positive = x.new_zeros(rows)
         self.total = x.new_zeros(rows) if options.with_total else None
         self.spread = x.new_zeros(()) if options.rule.with_spread else None
-        self._level_holds = not logits.levelled
+        # The level need not be the maximum, only within e^80 below it, and a sum that overflows
+        # says so: a few classes give it. A GPU would have to be waited for: there it follows.
+        self._level_holds, self._floored = not logits.levelled, False
+        self._level_from_few = logits.levelled and x.device.type == "cpu"
 
     def add(self, block: Block, classes: Tensor) -> None:
         """Take in the similarities to a block of classes, which are as they were afterwards."""
@@ -69,21 +75,27 @@ class Scan:
         self.positive[block.rows] = classes[own] / self.logits.unit
         if self.total is not None:
             self.total += self.logits.total(classes, own)
+        if self._level_from_few:
+            self._raise_level(classes, own, among=_FEW)
+            self._level_holds, self._level_from_few = True, False
         if self._level_holds:
             sums = self._sums(classes, own)
             if not self.logits.levelled or math.isfinite(float(sums.sum())):
                 self.sum += sums
                 return
-        largest = torch.maximum(self.level, self.logits.largest(classes, own))
-        self.sum *= torch.exp2(self.level - finite(largest))
-        self.level = largest
+        self._raise_level(classes, own)
         self.sum += self._sums(classes, own)
-        # From here on the level need not follow the maximum, only be within e^80 of it, and a
-        # sum that overflows says so. A GPU would have to be waited for: there it follows.
-        self._level_holds = classes.device.type == "cpu"
+
+    def _raise_level(
+        self, classes: Tensor, own: tuple[Tensor, Tensor], among: int | None = None
+    ) -> None:
+        """Let exponents be relative to no less than the largest logit of these wrong classes."""
+        largest = torch.maximum(self.level, self.logits.largest(classes, own, among))
+        self.sum *= torch.exp2(self.level - finite(largest))
+        self.level, self._floored = largest, self.logits.floor(largest)
 
     def _sums(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        shares = self.logits.exp(classes, finite(self.level))
+        shares = self.logits.exp(classes, finite(self.level), floored=self._floored)
         shares[own] = 0.0
         return shares.sum(dim=1)
 

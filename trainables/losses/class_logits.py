@@ -8,10 +8,12 @@ nothing else of them is ever needed.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import LOG2_E, Rooms, floored_exp2_
+from trainables.losses.blocks import LEAST_EXPONENT, LOG2_E, Rooms, floored_exp2_
 from trainables.losses.class_rule import Rule
 
 # Cosines times this: e^30 and e^-30, over all classes of the world and with proxies of any length
@@ -32,9 +34,19 @@ class Logits:
         self.unit = self._factor if self.margin is None else 1.0
         self.levelled = not rule.normalise or self.margin is not None or scale > _SAFE_SCALE
         self._offset = 0.0 if self.margin is None else -self._factor * self.margin**2
+        # No logit is below this.
+        lowest = -self._factor if self.margin is None else self._offset
+        self._lowest = lowest if rule.normalise else -math.inf
 
-    def exp(self, held: Tensor, level: Tensor) -> Tensor:
-        """2^(logit - level of the row), or 2^logit if not levelled; valid until the next call."""
+    def floor(self, level: Tensor) -> bool:
+        """Whether some 2^(logit - level) might underflow; a GPU need not be waited for to say."""
+        return level.device.type != "cpu" or self._lowest - float(level.max()) < LEAST_EXPONENT
+
+    def exp(self, held: Tensor, level: Tensor, *, floored: bool) -> Tensor:
+        """2^(logit - level of the row), or 2^logit if not levelled; valid until the next call.
+
+        `floored` keeps results from underflow.
+        """
         z = self.room(held)
         if not self.levelled:
             return torch.exp2(held, out=z)
@@ -42,16 +54,16 @@ class Logits:
             torch.sub(held, level[:, None], out=z)
         else:
             torch.addcmul((self._offset - level)[:, None], held, held, value=self._factor, out=z)
-        return floored_exp2_(z)
+        return floored_exp2_(z) if floored else z.exp2_()
 
-    def largest(self, held: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        """The level of the largest logit of each row among the wrong classes."""
+    def largest(self, held: Tensor, own: tuple[Tensor, Tensor], among: int | None) -> Tensor:
+        """The level of each row's largest logit among the wrong classes, or the first few."""
         kept = held[own]
         held[own] = -torch.inf if self.margin is None else 0.0
         if self.margin is None:
-            largest = held.amax(dim=1)
+            largest = held[:, :among].amax(dim=1)
         else:
-            low, high = torch.aminmax(held, dim=1)
+            low, high = torch.aminmax(held[:, :among], dim=1)
             largest = torch.maximum(high, -low).square_().mul_(self._factor).add_(self._offset)
         held[own] = kept
         return largest
