@@ -146,17 +146,15 @@ def cut(
         # Every sample's class is in the only block.
         rows = torch.arange(len(labels), device=labels.device)
         return [Block(*edges[0], rows, labels - segments[0].first if segments[0].first else labels)]
-    order = torch.argsort(labels)
-    ordered = labels[order]
-    lows = torch.tensor([segments[i].first + start for i, start, _ in edges])
-    highs = torch.tensor([segments[i].first + stop for i, _, stop in edges])
+    ordered, order = torch.sort(labels)
+    firsts = [segments[i].first for i, _, _ in edges]
+    lows = [first + start for first, (_, start, _) in zip(firsts, edges, strict=True)]
+    highs = [first + stop for first, (_, _, stop) in zip(firsts, edges, strict=True)]
     # One transfer for all blocks: asking each block for its samples would stall a GPU each time.
-    bounds = torch.searchsorted(ordered, torch.cat([lows, highs]).to(ordered)).tolist()
+    bounds = torch.searchsorted(ordered, labels.new_tensor(lows + highs)).tolist()
     blocks = []
-    for number, (index, start, stop) in enumerate(edges):
-        rows = order[bounds[number] : bounds[number + len(edges)]]
-        columns = labels[rows] - (segments[index].first + start)
-        blocks.append(Block(index, start, stop, rows, columns))
+    for edge, low, start, stop in zip(edges, lows, bounds, bounds[len(edges) :], strict=False):
+        blocks.append(Block(*edge, order[start:stop], ordered[start:stop] - low))
     return blocks
 
 
@@ -165,7 +163,7 @@ def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
     per_class = bytes_per_proxy * (proxies.shape[1] if several else 1)
     # Measured: what two cores' caches hold, and with several proxies per class, whose many small
     # operations count for each block, twice that. A GPU wants few large kernels.
-    block_bytes = budget.block_bytes or (2**21 if proxies.device.type == "cpu" else 2**26)
+    block_bytes = budget.block_bytes or (2**22 if proxies.device.type == "cpu" else 2**26)
     if several and not budget.block_bytes:
         block_bytes *= 2
     return max(1, block_bytes // max(per_class, 1))

@@ -16,7 +16,7 @@ from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options
 from trainables.losses.samples import Mixture
 
-# Own gradients relative to those of the wrong classes, up to which rows may share a factor.
+# Larger than any exponential that needs no level, and with a proxy's 1 / norm still in range.
 _LARGEST_SHARE = 1e18
 
 
@@ -48,13 +48,14 @@ class Back:
         self.x, self.samples, self.logits, self.options = x, samples, logits, options
         of_negatives, of_positive, of_total, self.grad_spread = grads
         none = torch.zeros_like(negatives)
-        # Where there is no wrong class every entry is the own one.
-        known = negatives > -torch.inf
-        self.level = torch.where(known, negatives * LOG2_E, 0.0)
-        self._floored = logits.levelled and logits.floor(self.level)
         self.factor = none if of_negatives is None else of_negatives * logits.scale
-        if not logits.levelled:
-            self.factor = self.factor * torch.where(known, torch.exp(-negatives), 0.0)
+        # Where there is no wrong class, negatives are -inf and every entry is the own one.
+        self.level, self._floored = none, False
+        if logits.levelled:
+            self.level = (negatives * LOG2_E).clamp_(min=torch.finfo(x.dtype).min)
+            self._floored = logits.floor(self.level)
+        else:
+            self.factor = self.factor * torch.exp(-negatives).clamp_(max=_LARGEST_SHARE)
         self.own = none if of_positive is None else of_positive
         self.grad_total = None if of_total is None else of_total * logits.scale
         self.grad_proxies, self.with_scale = grad_proxies, with_scale
@@ -71,7 +72,7 @@ class Back:
             return False
         relative = self.own / self.factor
         # A GPU would have to be waited for.
-        if self.x.device.type != "cpu" or not bool((relative.abs() < _LARGEST_SHARE).all()):
+        if self.x.device.type != "cpu" or not float(relative.abs().max()) < _LARGEST_SHARE:
             return False
         self.own, self.x = relative, self.x * self.factor[:, None]
         return True

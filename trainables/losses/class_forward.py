@@ -59,9 +59,10 @@ class Scan:
     def __init__(self, x: Tensor, rows: int, logits: Logits, options: Options) -> None:
         self.options, self.logits = options, logits
         # What exponents are taken relative to; exponents of one block are near those of another.
-        self.level = x.new_full((rows,), -torch.inf if logits.levelled else 0.0)
+        lowest = torch.finfo(x.dtype).min  # finite, so that no inf - inf arises
+        self.level = x.new_full((rows,), lowest if logits.levelled else 0.0)
         self.sum = x.new_zeros(rows)
-        self.positive = x.new_zeros(rows)
+        self._positive = x.new_zeros(rows)
         self.total = x.new_zeros(rows) if options.with_total else None
         self.spread = x.new_zeros(()) if options.rule.with_spread else None
         # The level need not be the maximum, only within e^80 below it, and a sum that overflows
@@ -72,7 +73,7 @@ class Scan:
     def add(self, block: Block, classes: Tensor) -> None:
         """Take in the similarities to a block of classes, which are as they were afterwards."""
         own = block.rows, block.columns
-        self.positive[block.rows] = classes[own] / self.logits.unit
+        self._positive[block.rows] = classes[own]
         if self.total is not None:
             self.total += self.logits.total(classes, own)
         if self._level_from_few:
@@ -91,11 +92,11 @@ class Scan:
     ) -> None:
         """Let exponents be relative to no less than the largest logit of these wrong classes."""
         largest = torch.maximum(self.level, self.logits.largest(classes, own, among))
-        self.sum *= torch.exp2(self.level - finite(largest))
+        self.sum *= torch.exp2(self.level - largest)
         self.level, self._floored = largest, self.logits.floor(largest)
 
     def _sums(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        shares = self.logits.exp(classes, finite(self.level), floored=self._floored)
+        shares = self.logits.exp(classes, self.level, floored=self._floored)
         shares[own] = 0.0
         return shares.sum(dim=1)
 
@@ -114,14 +115,9 @@ class Scan:
         if reducer is not ALONE:
             local = self.level.clone()
             reducer.maximum_(self.level)
-            self.sum *= torch.exp2(local - finite(self.level))
-            for partial in (self.sum, self.positive, self.total, self.spread):
+            self.sum *= torch.exp2(local - self.level)
+            for partial in (self.sum, self._positive, self.total, self.spread):
                 if partial is not None:
                     reducer.sum_(partial)
-        negatives = (finite(self.level) + self.sum.log2()).mul_(1.0 / LOG2_E)
-        return negatives, self.positive, self.total, self.spread
-
-
-def finite(maximum: Tensor) -> Tensor:
-    """Finite also where there was nothing to maximise, so that no inf - inf arises."""
-    return maximum.clamp(min=torch.finfo(maximum.dtype).min)
+        negatives = (self.level + self.sum.log2()).mul_(1.0 / LOG2_E)
+        return negatives, self._positive.mul_(1.0 / self.logits.unit), self.total, self.spread
