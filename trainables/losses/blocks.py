@@ -159,13 +159,9 @@ def cut(
 
 
 def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
-    several = proxies.dim() == 3
-    per_class = bytes_per_proxy * (proxies.shape[1] if several else 1)
-    # Measured: what two cores' caches hold, and with several proxies per class, whose many small
-    # operations count for each block, twice that. A GPU wants few large kernels.
+    per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
+    # Measured: what two cores' caches hold. A GPU wants few large kernels.
     block_bytes = budget.block_bytes or (2**22 if proxies.device.type == "cpu" else 2**26)
-    if several and not budget.block_bytes:
-        block_bytes *= 2
     return max(1, block_bytes // max(per_class, 1))
 
 
@@ -196,7 +192,7 @@ def _in_range(norms: Tensor) -> bool:
     info = torch.finfo(norms.dtype)
     low, high = (info.tiny / info.eps**2) ** 0.5, (info.max * info.eps) ** 0.5
     least, largest = torch.aminmax(norms)
-    return float(least) > low and float(largest) < high
+    return bool(float(least) > low and float(largest) < high)
 
 
 def unit_rows(vectors: Tensor) -> Tensor:

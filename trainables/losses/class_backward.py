@@ -48,7 +48,8 @@ class Back:
         self.x, self.samples, self.logits, self.options = x, samples, logits, options
         of_negatives, of_positive, of_total, self.grad_spread = grads
         none = torch.zeros_like(negatives)
-        self.factor = none if of_negatives is None else of_negatives * logits.scale
+        slope = logits.scale * logits.weight
+        self.factor = none if of_negatives is None else of_negatives * slope
         # Where there is no wrong class, negatives are -inf and every entry is the own one.
         self.level, self._floored = none, False
         if logits.levelled:
@@ -57,7 +58,7 @@ class Back:
         else:
             self.factor = self.factor * torch.exp(-negatives).clamp_(max=_LARGEST_SHARE)
         self.own = none if of_positive is None else of_positive
-        self.grad_total = None if of_total is None else of_total * logits.scale
+        self.grad_total = None if of_total is None else of_total * slope
         self.grad_proxies, self.with_scale = grad_proxies, with_scale
         self.grad_x = torch.zeros_like(x)
         self.grad_scale, self.grad_factor = x.new_zeros(()), samples.new_gradient()
@@ -89,7 +90,7 @@ class Back:
         if self.with_scale:
             g[own] = 0.0
             slopes = self.logits.slope_of_scale(classes, g)
-            self.grad_scale += self._sum(slopes) / self.logits.scale
+            self.grad_scale += self._sum(slopes) / (self.logits.scale * self.logits.weight)
         self.logits.weigh_(g, classes)
         g[own] = self.own[block.rows]
         whole = self.grad_proxies[block.segment]

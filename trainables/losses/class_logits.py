@@ -24,14 +24,17 @@ _SAFE_SCALE = 30.0
 class Logits:
     """Logits of one call, with room for one block of them; levels are logits to the base 2.
 
-    `unit` is what similarities are held times of. `levelled` says whether exponentials have to be
-    taken relative to a level of the row, lest they leave the range.
+    `unit` is what similarities are held times of, `weight` is what `weigh_` leaves to others.
+    `levelled` says whether exponentials have to be taken relative to a level of the row, lest they
+    leave the range.
     """
 
     def __init__(self, scale: float, rule: Rule, rooms: Rooms) -> None:
         self.scale, self.margin, self.rooms = scale, rule.circle_margin, rooms
         self._factor = scale * LOG2_E
         self.unit = self._factor if self.margin is None else 1.0
+        # With m taken out of Circle's weights t + m these are one pass.
+        self.weight = self.margin or 1.0
         self.levelled = not rule.normalise or self.margin is not None or scale > _SAFE_SCALE
         self._offset = 0.0 if self.margin is None else -self._factor * self.margin**2
         # No logit is below this.
@@ -81,12 +84,13 @@ class Logits:
     def slope_of_scale(self, held: Tensor, g: Tensor) -> Tensor:
         """Sum over the classes of g * dz/dscale for each row, for g of the wrong classes alone."""
         base = held if self.margin is None else held.square().sub_(self.margin**2)
-        return torch.linalg.vecdot(g, base).mul_(1.0 / self.unit)
+        slopes: Tensor = torch.linalg.vecdot(g, base)
+        return slopes.mul_(1.0 / self.unit)
 
     def weigh_(self, g: Tensor, held: Tensor) -> None:
-        """Multiply d loss / dz by dz / dS over the scale: the weights of Circle, else 1."""
+        """Multiply d loss / dz by dz / dS over scale * weight: for Circle by (t + m) / weight."""
         if self.margin is not None:
-            g.mul_(torch.add(held, self.margin, out=self.rooms.like("weights", held)))
+            g.mul_(held) if self.margin == 0 else g.addcmul_(g, held, value=1.0 / self.margin)
 
     def room(self, held: Tensor) -> Tensor:
         """A block of the held similarities' shape to write to."""
