@@ -71,6 +71,21 @@ class _Options:
     budget: Budget
     reducer: Reducer
 
+    @property
+    def unit(self) -> float:
+        """What similarities are held times of."""
+        return self.alpha * LOG2_E
+
+    @property
+    def shift(self) -> float:
+        """alpha delta, to the base 2."""
+        return self.alpha * self.delta * LOG2_E
+
+    @property
+    def safe(self) -> bool:
+        """Whether exponentials stay in range without a level."""
+        return self.alpha * (1.0 + abs(self.delta)) <= _SAFE_EXPONENT
+
 
 class _AnchorScores(torch.autograd.Function):
     @staticmethod
@@ -99,16 +114,16 @@ class _AnchorScores(torch.autograd.Function):
         kept, per_proxy, rooms = [], [], Rooms()
         for block, p in iterate(blocks, proxies, dtype):
             inverse_p = inverse_norms(p)
-            cosines = samples.similarities_(x.new_empty(samples.rows, len(p)), p, inverse_p)
-            positive[block.rows] = cosines[block.rows, block.columns]
-            per_proxy.append(_soft_maximum(cosines, block, options, rooms))
+            held = _held(samples, p, inverse_p, options)
+            positive[block.rows] = held[block.rows, block.columns] / options.unit
+            per_proxy.append(_soft_maximum(held, block, options, rooms))
             push += per_proxy[-1].sum()
-            kept.append((cosines if keep else None, inverse_p))
+            kept.append((held if keep else None, inverse_p))
         options.reducer.sum_(push)
         options.reducer.sum_(positive)
         ctx.save_for_backward(x, inverse_x, *proxies)
         ctx.blocks, ctx.kept, ctx.per_proxy, ctx.options = blocks, kept, per_proxy, options
-        ctx.input_dtype, ctx.between = embeddings.dtype, between
+        ctx.input_dtype, ctx.between, ctx.rooms = embeddings.dtype, between, rooms
         return push, positive
 
     @staticmethod
@@ -122,22 +137,24 @@ class _AnchorScores(torch.autograd.Function):
         grad_proxies = [
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
-        grad_x, grad_factor, rooms = torch.zeros_like(x), samples.new_gradient(), Rooms()
+        grad_x, grad_factor = torch.zeros_like(x), samples.new_gradient()
         with full_precision(x):
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
-                cosines, inverse_p = ctx.kept[number]
-                # Kept cosines are used up; a second backward computes them again.
+                held, inverse_p = ctx.kept[number]
+                # What was kept is used up; a second backward computes it again.
                 ctx.kept[number] = (None, inverse_p)
-                if cosines is None:
-                    room = x.new_empty(samples.rows, len(p))
-                    cosines = samples.similarities_(room, p, inverse_p)
-                g = _exp(cosines, options, ctx.per_proxy[number], rooms)
-                g.mul_(grad_push * options.alpha)
-                g[block.rows, block.columns] = grad_positive[block.rows]
+                if held is None:
+                    held = _held(samples, p, inverse_p, options)
+                # d loss / d s over the norm of the proxy.
+                g = _shares(held, ctx.per_proxy[number], grad_push * inverse_p, options, ctx.rooms)
+                own = block.rows, block.columns
+                g[own] = grad_positive[block.rows] * inverse_p[block.columns]
                 # A normalised proxy moves only sideways: subtract its share along itself.
-                along = cosines.mul_(g).sum(dim=0).mul_(inverse_p).mul_(inverse_p)
-                samples.add_factors_(grad_factor, cosines, 1.0)
-                g = samples.back_(g.mul_(inverse_p))
+                along = held.mul_(g).sum(dim=0).mul_(inverse_p).mul_(1.0 / options.unit)
+                if grad_factor is not None:
+                    norms = torch.where(inverse_p > 0, 1.0 / inverse_p, 0.0)
+                    samples.add_factors_(grad_factor, held @ (norms / options.unit))
+                g = samples.back_(g)
                 grad_x.addmm_(g, p)
                 grad = grad_proxies[block.segment]
                 out = None if grad is None else grad[block.start : block.stop]
@@ -154,31 +171,34 @@ class _AnchorScores(torch.autograd.Function):
 _SAFE_EXPONENT = 60.0
 
 
-def _soft_maximum(cosines: Tensor, block: Block, options: _Options, rooms: Rooms) -> Tensor:
+def _held(samples: Mixture, p: Tensor, inverse_p: Tensor, options: _Options) -> Tensor:
+    """Similarities times `options.unit`: alpha s to the base 2, ready for its exponential."""
+    return samples.similarities_(p.new_empty(samples.rows, len(p)), p, inverse_p * options.unit)
+
+
+def _soft_maximum(held: Tensor, block: Block, options: _Options, rooms: Rooms) -> Tensor:
     """log(1 + sum exp(alpha (s + delta))) of each proxy over the samples of other classes."""
-    own = block.rows, block.columns
-    if _safe(options):
-        shares = _exp(cosines, options, None, rooms)
+    own, room, shift = (block.rows, block.columns), rooms.like("shares", held), options.shift
+    if options.safe:
+        shares = torch.exp2(held, out=room)
         shares[own] = 0.0
-        return shares.sum(dim=0).log1p_()
-    kept = cosines[own]
-    cosines[own] = -torch.inf
+        return shares.sum(dim=0).mul_(2.0**shift).log1p_()
+    kept = held[own]
+    held[own] = -torch.inf
     # exp(0) is the 1 in log(1 + sum)
-    maximum = cosines.amax(dim=0).add_(options.delta).mul_(options.alpha).clamp_(min=0.0)
-    cosines[own] = kept
-    shares = _exp(cosines, options, maximum, rooms)
+    maximum = held.amax(dim=0).add_(shift).clamp_(min=0.0)
+    held[own] = kept
+    shares = floored_exp2_(torch.sub(held, maximum - shift, out=room))
     shares[own] = 0.0
-    return shares.sum(dim=0).add_(torch.exp(-maximum)).log_().add_(maximum)
+    sums = shares.sum(dim=0).add_(torch.exp2(-maximum))
+    return sums.log2_().add_(maximum).mul_(1.0 / LOG2_E)
 
 
-def _safe(options: _Options) -> bool:
-    return options.alpha * (1.0 + abs(options.delta)) <= _SAFE_EXPONENT
-
-
-def _exp(cosines: Tensor, options: _Options, less: Tensor | None, rooms: Rooms) -> Tensor:
-    """exp(alpha (s + delta) - less of the proxy); valid until the next call."""
-    shift = cosines.new_tensor(options.alpha * options.delta * LOG2_E)
-    shift = shift if less is None else shift - less * LOG2_E
-    exponents = rooms.like("exponents", cosines)
-    torch.add(shift, cosines, alpha=options.alpha * LOG2_E, out=exponents)
-    return exponents.exp2_() if less is None else floored_exp2_(exponents)
+def _shares(
+    held: Tensor, per_proxy: Tensor, factors: Tensor, options: _Options, rooms: Rooms
+) -> Tensor:
+    """Slopes of each proxy's soft maximum times its factor; valid until the next call."""
+    room, level = rooms.like("shares", held), per_proxy * LOG2_E - options.shift
+    if options.safe:
+        return torch.exp2(held, out=room).mul_(factors * torch.exp2(-level) * options.alpha)
+    return floored_exp2_(torch.sub(held, level, out=room)).mul_(factors * options.alpha)

@@ -24,6 +24,9 @@ from torch import Tensor
 # loop for these takes a third of the time of the one it borrows from MKL for powers of e.
 LOG2_E = math.log2(math.e)
 
+# In float32 a smaller power of 2 underflows; what does takes a slower path.
+LEAST_EXPONENT = -125.0
+
 
 class Segment(NamedTuple):
     """Proxies of the classes `first`, `first + 1`, ...: (classes, dim) or (classes, K, dim)."""
@@ -88,11 +91,14 @@ class Rooms:
         self._rooms: dict[str, Tensor] = {}
 
     def like(self, name: str, model: Tensor) -> Tensor:
-        """The room of this name, with the model's shape and strides; what it holds is anyone's."""
+        """The room of this name, with the model's shape and strides; what it holds is anyone's.
+
+        The model has no gaps.
+        """
         room = self._rooms.get(name)
-        if room is None or room.shape != model.shape:
-            room = self._rooms[name] = torch.empty_like(model)
-        return room
+        if room is None or len(room) < model.numel():
+            room = self._rooms[name] = model.new_empty(model.numel())
+        return room.as_strided(model.shape, model.stride())
 
 
 class Block(NamedTuple):
@@ -140,28 +146,22 @@ def cut(
         # Every sample's class is in the only block.
         rows = torch.arange(len(labels), device=labels.device)
         return [Block(*edges[0], rows, labels - segments[0].first if segments[0].first else labels)]
-    order = torch.argsort(labels)
-    ordered = labels[order]
-    lows = torch.tensor([segments[i].first + start for i, start, _ in edges])
-    highs = torch.tensor([segments[i].first + stop for i, _, stop in edges])
+    ordered, order = torch.sort(labels)
+    firsts = [segments[i].first for i, _, _ in edges]
+    lows = [first + start for first, (_, start, _) in zip(firsts, edges, strict=True)]
+    highs = [first + stop for first, (_, _, stop) in zip(firsts, edges, strict=True)]
     # One transfer for all blocks: asking each block for its samples would stall a GPU each time.
-    bounds = torch.searchsorted(ordered, torch.cat([lows, highs]).to(ordered)).tolist()
+    bounds = torch.searchsorted(ordered, labels.new_tensor(lows + highs)).tolist()
     blocks = []
-    for number, (index, start, stop) in enumerate(edges):
-        rows = order[bounds[number] : bounds[number + len(edges)]]
-        columns = labels[rows] - (segments[index].first + start)
-        blocks.append(Block(index, start, stop, rows, columns))
+    for edge, low, start, stop in zip(edges, lows, bounds, bounds[len(edges) :], strict=False):
+        blocks.append(Block(*edge, order[start:stop], ordered[start:stop] - low))
     return blocks
 
 
 def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
-    several = proxies.dim() == 3
-    per_class = bytes_per_proxy * (proxies.shape[1] if several else 1)
-    # Measured: what two cores' caches hold, and with several proxies per class, whose many small
-    # operations count for each block, twice that. A GPU wants few large kernels.
-    block_bytes = budget.block_bytes or (2**20 if proxies.device.type == "cpu" else 2**26)
-    if several and not budget.block_bytes:
-        block_bytes *= 2
+    per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
+    # Measured: what two cores' caches hold. A GPU wants few large kernels.
+    block_bytes = budget.block_bytes or (2**22 if proxies.device.type == "cpu" else 2**26)
     return max(1, block_bytes // max(per_class, 1))
 
 
@@ -170,11 +170,29 @@ def inverse_norms(vectors: Tensor, squares: Tensor | None = None) -> Tensor:
 
     Who has the squared lengths at hand saves reading the vectors.
     """
-    norms = _norms(vectors, squares)
+    inverse: Tensor
+    if vectors.dtype == torch.float32 and vectors.device.type != "cpu":
+        # In float64 nothing leaves the range, and nobody waits for the device to say so.
+        norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64).to(torch.float32)
+    else:
+        norms = torch.linalg.vector_norm(vectors, dim=-1) if squares is None else squares.sqrt()
+        if _in_range(norms.detach()):
+            return norms.reciprocal()
+        norms = _scaled_norms(vectors)
     # A zero vector has the gradient zero: it is a constant to the choice, so 1 / 0 stays out.
     tiny = torch.finfo(norms.dtype).tiny
-    inverse: Tensor = norms.masked_fill(norms < tiny, torch.inf).reciprocal()
+    inverse = norms.masked_fill(norms < tiny, torch.inf).reciprocal()
     return inverse
+
+
+def _in_range(norms: Tensor) -> bool:
+    """Whether the squares that these were made of are far from the ends of their range."""
+    if norms.numel() == 0:
+        return True
+    info = torch.finfo(norms.dtype)
+    low, high = (info.tiny / info.eps**2) ** 0.5, (info.max * info.eps) ** 0.5
+    least, largest = torch.aminmax(norms)
+    return bool(float(least) > low and float(largest) < high)
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
@@ -186,17 +204,8 @@ def unit_rows(vectors: Tensor) -> Tensor:
     return vectors * inverse_norms(vectors)[..., None]
 
 
-def _norms(vectors: Tensor, squares: Tensor | None = None) -> Tensor:
-    """Lengths of rows, also where their float32 squares leave the range (1e19 or 1e-19)."""
-    if vectors.dtype == torch.float32 and vectors.device.type != "cpu":
-        # In float64 nothing leaves the range, and nobody waits for the device to say so.
-        wide_norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
-        return wide_norms.to(torch.float32)
-    norms = torch.linalg.vector_norm(vectors, dim=-1) if squares is None else squares.sqrt()
-    info = torch.finfo(norms.dtype)
-    low, high = (info.tiny / info.eps**2) ** 0.5, (info.max * info.eps) ** 0.5
-    if bool(((norms.detach() > low) & (norms.detach() < high)).all()):
-        return norms
+def _scaled_norms(vectors: Tensor) -> Tensor:
+    """Lengths of rows, also where their squares leave the range (1e19 or 1e-19 in float32)."""
     largest = vectors.detach().abs().amax(dim=-1, keepdim=True)
     largest = largest.masked_fill(largest == 0, 1.0)
     scaled: Tensor = torch.linalg.vector_norm(vectors / largest, dim=-1)

@@ -20,9 +20,9 @@ from trainables.losses.samples import Mixture
 class Pooled(NamedTuple):
     """Similarities to classes, (batch, classes), and what backward needs of the way there.
 
-    `proxies` are similarities to proxies, (classes, K, batch), times `unit(temperature)`. Where
-    the choice is soft the weights are 2^(proxies - shift) * inverse_sum (no shift where none is
-    needed), both (classes, batch).
+    `classes` are times the factor given to `pool`, `proxies` are similarities to proxies,
+    (classes, K, batch), times `unit(temperature)`. Where the choice is soft the weights are
+    2^(proxies - shift) * inverse_sum (no shift where none is needed), both (classes, batch).
     """
 
     classes: Tensor
@@ -39,19 +39,27 @@ _FEW = 4
 
 
 def pool(
-    samples: Mixture, p: Tensor, inverse_p: Tensor, temperature: float | None, rooms: Rooms
+    samples: Mixture,
+    p: Tensor,
+    inverse_p: Tensor,
+    temperature: float | None,
+    factor: float,
+    rooms: Rooms,
 ) -> Pooled:
-    """Similarities of samples to (classes, K, dim), whose 1 / norms are (classes, K)."""
+    """Similarities of samples to (classes, K, dim), whose 1 / norms are (classes, K).
+
+    Those to classes are held times the factor.
+    """
     proxies = p.new_empty(*p.shape[:2], samples.rows)
     factors = inverse_p.flatten() * unit(temperature)
     samples.similarities_(proxies.flatten(0, 1).T, p.flatten(0, 1), factors)
     if temperature is None:
-        return Pooled(proxies.amax(dim=1).T, proxies)
+        return Pooled(proxies.amax(dim=1).mul_(factor).T, proxies)
     safe = temperature * _SAFE_EXPONENT >= 1.0
     shift = None if safe else proxies.amax(dim=1)
     shares = _shares(proxies, shift, rooms)
     inverse_sum = _sum(shares).reciprocal_()
-    classes = _sum(shares.mul_(proxies)).mul_(inverse_sum).mul_(1.0 / unit(temperature))
+    classes = _sum(shares.mul_(proxies)).mul_(inverse_sum).mul_(factor / unit(temperature))
     return Pooled(classes.T, proxies, inverse_sum, shift)
 
 
@@ -61,11 +69,11 @@ def unit(temperature: float | None) -> float:
 
 
 def proxy_gradients(
-    grad: Tensor, pooled: Pooled, temperature: float | None, rooms: Rooms
+    grad: Tensor, pooled: Pooled, temperature: float | None, factor: float, rooms: Rooms
 ) -> Tensor:
     """Gradient of the similarities to proxies, shaped as these, from that of the pooled ones.
 
-    Valid until the next call.
+    `factor` is as `pool` had it. Valid until the next call.
     """
     proxies, grad = pooled.proxies, grad.T
     out = rooms.like("gradients", proxies)
@@ -76,7 +84,7 @@ def proxy_gradients(
     # w_k (1 + (s_k - S) / T) grad, as share_k (a + b s_k) with a and b free of k
     b = torch.mul(grad, pooled.inverse_sum, out=rooms.like("slope", grad))
     a = rooms.like("offset", grad)
-    torch.addcmul(b, b, pooled.classes.T, value=-1.0 / temperature, out=a)
+    torch.addcmul(b, b, pooled.classes.T, value=-1.0 / (temperature * factor), out=a)
     b.mul_(1.0 / LOG2_E)
     torch.addcmul(a[:, None], b[:, None], proxies, out=out)
     return out.mul_(_shares(proxies, pooled.shift, rooms))

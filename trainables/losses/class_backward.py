@@ -7,13 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import Block, Rooms, wide, write_gradient
+from trainables.losses.blocks import LOG2_E, Block, wide, write_gradient
 from trainables.losses.centre_spread import add_spread_gradient
-from trainables.losses.centres import proxy_gradients, unit
-from trainables.losses.class_forward import Similarities, finite
+from trainables.losses.centres import proxy_gradients
+from trainables.losses.centres import unit as unit_of
+from trainables.losses.class_forward import Similarities
 from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options
 from trainables.losses.samples import Mixture
+
+# Larger than any exponential that needs no level, and with a proxy's 1 / norm still in range.
+_LARGEST_SHARE = 1e18
 
 
 class Back:
@@ -23,7 +27,7 @@ class Back:
         samples: Embeddings as compared, of length one if the rule normalises.
         negatives: As forward gave them.
         grads: Of negatives, positive, total, spread; None where the loss does not depend on it.
-        scale: Factor of the logits.
+        logits: As in forward.
         options: As in forward.
         grad_proxies: Room for each segment's gradient, or None if it needs none.
         with_scale: Whether the scale's gradient is wanted.
@@ -34,38 +38,61 @@ class Back:
         samples: Mixture,
         negatives: Tensor,
         grads: Sequence[Tensor | None],
-        scale: float,
+        logits: Logits,
         options: Options,
         grad_proxies: list[Tensor | None],
         *,
         with_scale: bool,
     ) -> None:
         x = samples.x
-        self.x, self.samples, self.scale, self.options = x, samples, scale, options
-        self.logits = Logits(scale, options.rule)
-        self.negatives = finite(negatives)
-        of_negatives, of_positive, self.grad_total, self.grad_spread = grads
+        self.x, self.samples, self.logits, self.options = x, samples, logits, options
+        of_negatives, of_positive, of_total, self.grad_spread = grads
         none = torch.zeros_like(negatives)
-        self.grad_negatives = none if of_negatives is None else of_negatives
-        self.grad_positive = none if of_positive is None else of_positive
+        slope = logits.scale * logits.weight
+        self.factor = none if of_negatives is None else of_negatives * slope
+        # Where there is no wrong class, negatives are -inf and every entry is the own one.
+        self.level, self._floored = none, False
+        if logits.levelled:
+            self.level = (negatives * LOG2_E).clamp_(min=torch.finfo(x.dtype).min)
+            self._floored = logits.floor(self.level)
+        else:
+            self.factor = self.factor * torch.exp(-negatives).clamp_(max=_LARGEST_SHARE)
+        self.own = none if of_positive is None else of_positive
+        self.grad_total = None if of_total is None else of_total * slope
         self.grad_proxies, self.with_scale = grad_proxies, with_scale
         self.grad_x = torch.zeros_like(x)
         self.grad_scale, self.grad_factor = x.new_zeros(()), samples.new_gradient()
-        self.rooms = Rooms()
+        self.folded = self._fold()
+
+    def _fold(self) -> bool:
+        """Have the rows' factor multiply the embeddings, not the similarities, if that can be.
+
+        It saves a pass. Own gradients are then relative to the factor.
+        """
+        if self.grad_total is not None or self.samples.factor is not None:
+            return False
+        relative = self.own / self.factor
+        # A GPU would have to be waited for.
+        if self.x.device.type != "cpu" or not float(relative.abs().max()) < _LARGEST_SHARE:
+            return False
+        self.own, self.x = relative, self.x * self.factor[:, None]
+        return True
 
     def add(self, block: Block, p: Tensor, found: Similarities, products: Tensor | None) -> None:
         """Add a block's share; `products` are those of its centres, for the spread."""
         classes, own = found.classes, (block.rows, block.columns)
         # d loss / d S: softmax over the wrong classes, then by index the own class.
-        g = self.logits.exp(classes, self.negatives)
-        g.mul_((self.grad_negatives * self.scale)[:, None])
+        g = self.logits.exp(classes, self.level, floored=self._floored)
+        if not self.folded:
+            g.mul_(self.factor[:, None])
         if self.grad_total is not None:
-            g.add_((self.grad_total * self.scale)[:, None])
+            g.add_(self.grad_total[:, None])
         if self.with_scale:
             g[own] = 0.0
-            self.grad_scale += self.logits.slope_of_scale(classes, g) / self.scale
+            slopes = self.logits.slope_of_scale(classes, g)
+            self.grad_scale += self._sum(slopes) / (self.logits.scale * self.logits.weight)
         self.logits.weigh_(g, classes)
-        g[own] = self.grad_positive[block.rows]
+        g[own] = self.own[block.rows]
         whole = self.grad_proxies[block.segment]
         if whole is None:
             self._multiply(p, g, found, None, products)
@@ -73,23 +100,28 @@ class Back:
         with wide(whole[block.start : block.stop], self.x.dtype) as out:
             self._multiply(p, g, found, out, products)
 
+    def _sum(self, rows: Tensor) -> Tensor:
+        """Over the batch, of a vector or of the rows of a matrix; it may be overwritten."""
+        return self.factor @ rows if self.folded else rows.sum(dim=0)
+
     def _multiply(
         self, p: Tensor, g: Tensor, found: Similarities, out: Tensor | None, products: Tensor | None
     ) -> None:
         """The two matrix products, with both normalisations of the proxies folded in."""
-        rule, inverse_p, similar = self.options.rule, found.inverse_p, found.classes
+        rule, unit = self.options.rule, self.logits.unit
+        held, inverse_p = found.classes, found.inverse_p
         if found.pooled is not None:
             # From here on K proxies of a class are as K classes: (batch, classes x K).
-            g = proxy_gradients(g, found.pooled, rule.centre_temperature, self.rooms)
+            g = proxy_gradients(g, found.pooled, rule.centre_temperature, unit, self.logits.rooms)
             g = g.flatten(0, 1).T
-            similar = found.pooled.proxies.flatten(0, 1).T
+            held, unit = found.pooled.proxies.flatten(0, 1).T, unit_of(rule.centre_temperature)
             p, inverse_p = p.flatten(0, 1), inverse_p.flatten()
         along = None
         if rule.normalise:
             # A normalised proxy moves only sideways: subtract its share along itself.
-            each = 1.0 if found.pooled is None else 1.0 / unit(rule.centre_temperature)
-            along = similar.mul_(g).sum(dim=0).mul_(inverse_p).mul_(inverse_p).mul_(each)
-            self.samples.add_factors_(self.grad_factor, similar, each)
+            along = self._sum(held.mul_(g)).mul_(inverse_p).mul_(inverse_p).mul_(1.0 / unit)
+            if self.grad_factor is not None:
+                self.samples.add_factors_(self.grad_factor, held.sum(dim=1).mul_(1.0 / unit))
             g.mul_(inverse_p)
         g = self.samples.back_(g)
         self.grad_x.addmm_(g, p)
@@ -110,7 +142,10 @@ class Back:
         self.options.reducer.sum_(self.grad_scale)
         if self.grad_factor is not None:
             self.options.reducer.sum_(self.grad_factor)
+        if self.folded:
+            self.grad_x.mul_(self.factor[:, None])
         if self.options.rule.normalise:
-            along = (self.grad_x * self.x).sum(dim=1, keepdim=True)
-            self.grad_x.addcmul_(self.x, along, value=-1.0).mul_(inverse_x[:, None])
+            x = self.samples.x
+            along = (self.grad_x * x).sum(dim=1, keepdim=True)
+            self.grad_x.addcmul_(x, along, value=-1.0).mul_(inverse_x[:, None])
         return self.grad_x, self.grad_scale

@@ -35,6 +35,7 @@ from trainables.losses.blocks import (
 )
 from trainables.losses.class_backward import Back
 from trainables.losses.class_forward import Scan, Similarities, similarities
+from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options, Rule
 from trainables.losses.samples import Between, Mixture
 
@@ -106,20 +107,22 @@ class _ClassScores(torch.autograd.Function):
         x = x * inverse_x[:, None] if options.rule.normalise else x
         samples = Mixture(x, between)
         keep = own_similarities_fit(segments, samples.rows, size, options.budget)
-        scan, rooms = Scan(x, samples.rows, float(scale), options), Rooms()
+        logits = Logits(float(scale), options.rule, Rooms())
+        scan = Scan(x, samples.rows, logits, options)
         kept: list[Similarities] = []
         products: list[Tensor | None] = []
         for block, p in iterate(blocks, proxies, dtype):
             products.append(scan.products(block, p))
-            found = similarities(samples, p, block, options.rule, products[-1], rooms)
+            found = similarities(samples, p, block, options.rule, products[-1], logits)
             scan.add(block, found.classes)
             scan.add_spread(products[-1], found.inverse_p)
             if keep:
                 kept.append(found)
         scores = Scores(*scan.finish())
         ctx.save_for_backward(x, inverse_x, labels, scores.negatives, *proxies)
-        ctx.blocks, ctx.kept, ctx.options, ctx.scale = blocks, kept, options, scale
+        ctx.blocks, ctx.kept, ctx.options, ctx.logits = blocks, kept, options, logits
         ctx.products, ctx.input_dtype, ctx.between = products, embeddings.dtype, between
+        ctx.scale = scale
         return tuple(scores)
 
     @staticmethod
@@ -133,14 +136,14 @@ class _ClassScores(torch.autograd.Function):
             torch.empty_like(p) if n else None for p, n in zip(proxies, needs[7:], strict=True)
         ]
         with full_precision(x):
-            scale, options, samples = float(ctx.scale), ctx.options, Mixture(x, ctx.between)
-            back = Back(samples, negatives, grads, scale, options, rooms, with_scale=needs[4])
+            logits, options, samples = ctx.logits, ctx.options, Mixture(x, ctx.between)
+            back = Back(samples, negatives, grads, logits, options, rooms, with_scale=needs[4])
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 products = ctx.products[number]
                 found = (
                     kept[number]
                     if kept
-                    else similarities(samples, p, block, options.rule, products, back.rooms)
+                    else similarities(samples, p, block, options.rule, products, logits)
                 )
                 back.add(block, p, found, products)
             grad_x, grad_scale = back.finish(inverse_x)

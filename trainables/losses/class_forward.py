@@ -8,19 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import ALONE, Block, Rooms, inverse_norms
+from trainables.losses.blocks import ALONE, LOG2_E, Block, inverse_norms
 from trainables.losses.centre_spread import inner_products, spread_sum
 from trainables.losses.centres import Pooled, pool
 from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options, Rule
 from trainables.losses.samples import Mixture
 
+# Classes whose logits give a level for all.
+_FEW = 128
+
 
 class Similarities(NamedTuple):
     """Of a batch to a block of classes.
 
-    `classes` is (batch, classes), for Circle max(S, -m) except for the own class. `inverse_p` is
-    1 / norm of each proxy, (classes,) or (classes, K); `pooled` is there with K > 1 alone.
+    `classes` is (batch, classes), as `Logits` holds them. `inverse_p` is 1 / norm of each proxy,
+    (classes,) or (classes, K); `pooled` is there with K > 1 alone.
     """
 
     classes: Tensor
@@ -29,7 +32,7 @@ class Similarities(NamedTuple):
 
 
 def similarities(
-    samples: Mixture, p: Tensor, block: Block, rule: Rule, products: Tensor | None, rooms: Rooms
+    samples: Mixture, p: Tensor, block: Block, rule: Rule, products: Tensor | None, logits: Logits
 ) -> Similarities:
     """The proxies' norms scale columns of the result: no normalised copy of the proxies.
 
@@ -37,12 +40,13 @@ def similarities(
     """
     squares = None if products is None else products.diagonal(dim1=1, dim2=2)
     inverse_p = inverse_norms(p, squares) if rule.normalise else torch.ones_like(p[..., 0])
-    pooled = pool(samples, p, inverse_p, rule.centre_temperature, rooms) if p.dim() == 3 else None
-    if pooled is not None:
+    pooled = None
+    if p.dim() == 3:
+        pooled = pool(samples, p, inverse_p, rule.centre_temperature, logits.unit, logits.rooms)
         classes = pooled.classes
     else:
-        factors = inverse_p if rule.normalise else None
-        classes = samples.similarities_(p.new_empty(samples.rows, len(p)), p, factors)
+        room = p.new_empty(samples.rows, len(p))
+        classes = samples.similarities_(room, p, inverse_p * logits.unit)
     if rule.circle_margin is not None:
         own = classes[block.rows, block.columns]
         classes.clamp_(min=-rule.circle_margin)[block.rows, block.columns] = own
@@ -52,38 +56,47 @@ def similarities(
 class Scan:
     """Running per-sample partials over blocks."""
 
-    def __init__(self, x: Tensor, rows: int, scale: float, options: Options) -> None:
-        self.options, self.logits = options, Logits(scale, options.rule)
-        bound = self.logits.bound
+    def __init__(self, x: Tensor, rows: int, logits: Logits, options: Options) -> None:
+        self.options, self.logits = options, logits
         # What exponents are taken relative to; exponents of one block are near those of another.
-        self.shift = x.new_full((rows,), -torch.inf if bound is None else bound)
+        lowest = torch.finfo(x.dtype).min  # finite, so that no inf - inf arises
+        self.level = x.new_full((rows,), lowest if logits.levelled else 0.0)
         self.sum = x.new_zeros(rows)
-        self.positive = x.new_zeros(rows)
+        self._positive = x.new_zeros(rows)
         self.total = x.new_zeros(rows) if options.with_total else None
         self.spread = x.new_zeros(()) if options.rule.with_spread else None
-        self._shift_holds = bound is not None
+        # The level need not be the maximum, only within e^80 below it, and a sum that overflows
+        # says so: a few classes give it. A GPU would have to be waited for: there it follows.
+        self._level_holds, self._floored = not logits.levelled, False
+        self._level_from_few = logits.levelled and x.device.type == "cpu"
 
     def add(self, block: Block, classes: Tensor) -> None:
         """Take in the similarities to a block of classes, which are as they were afterwards."""
         own = block.rows, block.columns
-        self.positive[block.rows] = classes[own]
+        self._positive[block.rows] = classes[own]
         if self.total is not None:
             self.total += self.logits.total(classes, own)
-        if self._shift_holds:
+        if self._level_from_few:
+            self._raise_level(classes, own, among=_FEW)
+            self._level_holds, self._level_from_few = True, False
+        if self._level_holds:
             sums = self._sums(classes, own)
-            if self.logits.bound is not None or math.isfinite(float(sums.sum())):
+            if not self.logits.levelled or math.isfinite(float(sums.sum())):
                 self.sum += sums
                 return
-        largest = torch.maximum(self.shift, self.logits.largest(classes, own))
-        self.sum *= torch.exp(self.shift - finite(largest))
-        self.shift = largest
+        self._raise_level(classes, own)
         self.sum += self._sums(classes, own)
-        # From here on the shift need not follow the maximum, only be within e^80 of it, and a
-        # sum that overflows says so. A GPU would have to be waited for: there it follows.
-        self._shift_holds = classes.device.type == "cpu"
+
+    def _raise_level(
+        self, classes: Tensor, own: tuple[Tensor, Tensor], among: int | None = None
+    ) -> None:
+        """Let exponents be relative to no less than the largest logit of these wrong classes."""
+        largest = torch.maximum(self.level, self.logits.largest(classes, own, among))
+        self.sum *= torch.exp2(self.level - largest)
+        self.level, self._floored = largest, self.logits.floor(largest)
 
     def _sums(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        shares = self.logits.exp(classes, finite(self.shift))
+        shares = self.logits.exp(classes, self.level, floored=self._floored)
         shares[own] = 0.0
         return shares.sum(dim=1)
 
@@ -100,16 +113,11 @@ class Scan:
         """Negatives, positive, total and spread, combined with the other shards, if any."""
         reducer = self.options.reducer
         if reducer is not ALONE:
-            local = self.shift.clone()
-            reducer.maximum_(self.shift)
-            self.sum *= torch.exp(local - finite(self.shift))
-            for partial in (self.sum, self.positive, self.total, self.spread):
+            local = self.level.clone()
+            reducer.maximum_(self.level)
+            self.sum *= torch.exp2(local - self.level)
+            for partial in (self.sum, self._positive, self.total, self.spread):
                 if partial is not None:
                     reducer.sum_(partial)
-        negatives = finite(self.shift) + self.sum.log()
-        return negatives, self.positive, self.total, self.spread
-
-
-def finite(maximum: Tensor) -> Tensor:
-    """Finite also where there was nothing to maximise, so that no inf - inf arises."""
-    return maximum.clamp(min=torch.finfo(maximum.dtype).min)
+        negatives = (self.level + self.sum.log2()).mul_(1.0 / LOG2_E)
+        return negatives, self._positive.mul_(1.0 / self.logits.unit), self.total, self.spread

@@ -1,83 +1,97 @@
 """How do similarities to classes become logits and these exponentials, in few passes?
 
 z = scale S, or for Circle, whose [S + m]_+ (S - m) is t^2 - m^2 with t = max(S, -m),
-z = scale (t^2 - m^2). Similarities of Circle are held as t: where t = -m the weight is zero, so
-nothing else of them is ever needed. Scale, offset and shift are one pass, the exponential another.
+z = scale (t^2 - m^2). Similarities are *held* times `unit`, so that what is held is the logit to
+the base 2, ready for its exponential. Circle's are held as t: where t = -m the weight is zero, so
+nothing else of them is ever needed.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import LOG2_E, Rooms, floored_exp2_
+from trainables.losses.blocks import LEAST_EXPONENT, LOG2_E, Rooms, floored_exp2_
 from trainables.losses.class_rule import Rule
 
-# Cosines times this: e^-60, over all classes of the world, is still far from underflow in float32.
+# Cosines times this: e^30 and e^-30, over all classes of the world and with proxies of any length
+# beside them, are far from the ends of float32.
 _SAFE_SCALE = 30.0
 
 
 class Logits:
-    """Logits of one call, with room for one block of them.
+    """Logits of one call, with room for one block of them; levels are logits to the base 2.
 
-    `bound` is a number no logit exceeds, near enough to all of them that exponentials of the
-    difference neither overflow nor underflow; None if there is no such number.
+    `unit` is what similarities are held times of, `weight` is what `weigh_` leaves to others.
+    `levelled` says whether exponentials have to be taken relative to a level of the row, lest they
+    leave the range.
     """
 
-    def __init__(self, scale: float, rule: Rule) -> None:
-        self.scale, self.margin = scale, rule.circle_margin
-        self.bound = None
-        if rule.normalise and self.margin is None and scale <= _SAFE_SCALE:
-            self.bound = scale
-        self._offset = 0.0 if self.margin is None else -scale * self.margin**2
-        self._rooms = Rooms()
+    def __init__(self, scale: float, rule: Rule, rooms: Rooms) -> None:
+        self.scale, self.margin, self.rooms = scale, rule.circle_margin, rooms
+        self._factor = scale * LOG2_E
+        self.unit = self._factor if self.margin is None else 1.0
+        # With m taken out of Circle's weights t + m these are one pass.
+        self.weight = self.margin or 1.0
+        self.levelled = not rule.normalise or self.margin is not None or scale > _SAFE_SCALE
+        self._offset = 0.0 if self.margin is None else -self._factor * self.margin**2
+        # No logit is below this.
+        lowest = -self._factor if self.margin is None else self._offset
+        self._lowest = lowest if rule.normalise else -math.inf
 
-    def exp(self, classes: Tensor, shift: Tensor) -> Tensor:
-        """exp(z - shift of the row); valid until the next call."""
-        z, factor = self.room(classes), self.scale * LOG2_E
-        column = (self._offset - shift).mul_(LOG2_E)[:, None]
+    def floor(self, level: Tensor) -> bool:
+        """Whether some 2^(logit - level) might underflow; a GPU need not be waited for to say."""
+        return level.device.type != "cpu" or self._lowest - float(level.max()) < LEAST_EXPONENT
+
+    def exp(self, held: Tensor, level: Tensor, *, floored: bool) -> Tensor:
+        """2^(logit - level of the row), or 2^logit if not levelled; valid until the next call.
+
+        `floored` keeps results from underflow.
+        """
+        z = self.room(held)
+        if not self.levelled:
+            return torch.exp2(held, out=z)
         if self.margin is None:
-            torch.add(column, classes, alpha=factor, out=z)
+            torch.sub(held, level[:, None], out=z)
         else:
-            torch.addcmul(column, classes, classes, value=factor, out=z)
-        return floored_exp2_(z) if self.bound is None else z.exp2_()
+            torch.addcmul((self._offset - level)[:, None], held, held, value=self._factor, out=z)
+        return floored_exp2_(z) if floored else z.exp2_()
 
-    def largest(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        """The largest logit of each row among the wrong classes."""
-        kept = classes[own]
-        classes[own] = -torch.inf if self.margin is None else 0.0
+    def largest(self, held: Tensor, own: tuple[Tensor, Tensor], among: int | None) -> Tensor:
+        """The level of each row's largest logit among the wrong classes, or the first few."""
+        kept = held[own]
+        held[own] = -torch.inf if self.margin is None else 0.0
         if self.margin is None:
-            largest = classes.amax(dim=1)
+            largest = held[:, :among].amax(dim=1)
         else:
-            low, high = torch.aminmax(classes, dim=1)
-            largest = torch.maximum(high, -low).square_()
-        classes[own] = kept
-        return largest.mul_(self.scale).add_(self._offset)
+            low, high = torch.aminmax(held[:, :among], dim=1)
+            largest = torch.maximum(high, -low).square_().mul_(self._factor).add_(self._offset)
+        held[own] = kept
+        return largest
 
-    def total(self, classes: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
+    def total(self, held: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
         """Sum over the wrong classes of each row's logits."""
         if self.margin is None:
-            base, own_base = classes, classes[own]
-        else:
-            base, own_base = torch.mul(classes, classes, out=self.room(classes)), classes[own] ** 2
-        total = base.sum(dim=1)
-        total[own[0]] -= own_base
-        total.mul_(self.scale)
-        if self._offset:
-            total.add_(self._offset * classes.shape[1])
-            total[own[0]] -= self._offset
-        return total
+            total = held.sum(dim=1)
+            total[own[0]] -= held[own]
+            return total.mul_(1.0 / LOG2_E)
+        total = torch.mul(held, held, out=self.room(held)).sub_(self.margin**2).sum(dim=1)
+        total[own[0]] -= held[own] ** 2 - self.margin**2
+        return total.mul_(self.scale)
 
-    def slope_of_scale(self, classes: Tensor, g: Tensor) -> Tensor:
-        """Sum of g * dz/dscale, for g of the wrong classes alone."""
-        base = classes if self.margin is None else classes.square().sub_(self.margin**2)
-        return torch.dot(g.flatten(), base.flatten())
+    def slope_of_scale(self, held: Tensor, g: Tensor) -> Tensor:
+        """Sum over the classes of g * dz/dscale for each row, for g of the wrong classes alone."""
+        base = held if self.margin is None else held.square().sub_(self.margin**2)
+        slopes: Tensor = torch.linalg.vecdot(g, base)
+        return slopes.mul_(1.0 / self.unit)
 
-    def weigh_(self, g: Tensor, classes: Tensor) -> None:
-        """Multiply d loss / dz by dz / dS over the scale: the weights of Circle, else 1."""
+    def weigh_(self, g: Tensor, held: Tensor) -> None:
+        """Multiply d loss / dz by dz / dS over scale * weight: for Circle by (t + m) / weight."""
         if self.margin is not None:
-            g.mul_(classes + self.margin)
+            g.mul_(held) if self.margin == 0 else g.addcmul_(g, held, value=1.0 / self.margin)
 
-    def room(self, classes: Tensor) -> Tensor:
-        """A block of the classes' shape to write to."""
-        return self._rooms.like("logits", classes)
+    def room(self, held: Tensor) -> Tensor:
+        """A block of the held similarities' shape to write to."""
+        return self.rooms.like("logits", held)

@@ -163,6 +163,6 @@ def check_batch(embeddings: Tensor, labels: Tensor, *, n_classes: int, dim: int)
             f"Labels must be int64 of shape ({len(embeddings)},), "
             f"but got {labels.dtype} of shape {tuple(labels.shape)}."
         )
-    low, high = torch.aminmax(labels)
+    low, high = (int(label) for label in torch.aminmax(labels))
     if low < 0 or high >= n_classes:
-        raise ValueError(f"Labels must lie in [0, {n_classes}), but got {int(low)} to {int(high)}.")
+        raise ValueError(f"Labels must lie in [0, {n_classes}), but got {low} to {high}.")

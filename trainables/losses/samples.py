@@ -88,12 +88,11 @@ class Mixture:
         """Room for the gradient of the factors."""
         return None if self.factor is None else torch.zeros_like(self.factor)
 
-    def add_factors_(self, total: Tensor | None, shares: Tensor, unit: float) -> None:
-        """Add the factors' gradient; `shares` times `unit` are similarity times gradient."""
-        if total is not None and self.factor is not None:
+    def add_factors_(self, total: Tensor, sums: Tensor) -> None:
+        """Add the factors' gradient, from each row's sum of similarity times gradient."""
+        if self.factor is not None:
             # Similarities are the factor times what it multiplies; a factor of 0 has no slope.
-            sums = shares[self.count :].sum(dim=1).mul_(unit)
-            total += torch.where(self.factor > 0, sums / self.factor, 0.0)
+            total += torch.where(self.factor > 0, sums[self.count :] / self.factor, 0.0)
 
 
 def _in_rows(matrix: Tensor) -> bool:
