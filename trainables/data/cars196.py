@@ -91,7 +91,7 @@ def _from_mat(root: Path) -> Found | None:
         for folder, file in (("cars_train", train), ("cars_test", test)):
             content = _mat(file)
             rows += [
-                (f"{folder}/{_text(a['fname'])}", int(a["class"]))
+                (f"{_nested(root, folder)}/{_text(a['fname'])}", int(a["class"]))
                 for a in _rows(content, file, "fname")
             ]
         meta = _find(root, "cars_meta.mat")
@@ -139,6 +139,11 @@ def _nothing(root: Path) -> Found:
 def _find(root: Path, name: str) -> Path | None:
     places = (root / name, root / "devkit" / name)
     return next((place for place in places if place.is_file()), None)
+
+
+def _nested(root: Path, folder: str) -> str:
+    """The folder of pictures, which some copies of the release hold in one of the same name."""
+    return f"{folder}/{folder}" if (root / folder / folder).is_dir() else folder
 
 
 def _mat(path: Path) -> dict[str, Any]:

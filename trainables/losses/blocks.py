@@ -160,8 +160,9 @@ def cut(
 
 def _block_width(proxies: Tensor, bytes_per_proxy: int, budget: Budget) -> int:
     per_class = bytes_per_proxy * (proxies.shape[1] if proxies.dim() == 3 else 1)
-    # Measured: what two cores' caches hold. A GPU wants few large kernels.
-    block_bytes = budget.block_bytes or (2**22 if proxies.device.type == "cpu" else 2**26)
+    # Measured: larger blocks leave the caches, smaller ones are many small operations. A GPU wants
+    # few large kernels.
+    block_bytes = budget.block_bytes or (2**23 if proxies.device.type == "cpu" else 2**26)
     return max(1, block_bytes // max(per_class, 1))
 
 

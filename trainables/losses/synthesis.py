@@ -80,9 +80,9 @@ class Synthesis(nn.Module):
         place = self.places(len(first)).to(device=embeddings.device, dtype=dtype)
         samples = self._samples(embeddings.to(dtype), first, second, place)
         proxies, parents = _TakeRows.apply(  # type: ignore[no-untyped-call]
-            proxies, labels[torch.cat([first, second])]
+            proxies, labels[torch.cat([first, second])], dtype
         )
-        p, q = (rows.to(dtype) for rows in (parents[: len(first)], parents[len(first) :]))
+        p, q = parents[: len(first)], parents[len(first) :]
         place = place.reshape(-1, *([1] * (p.dim() - 1)))
         extra = Segment(len(proxies), self.interpolate(p, q, place))
         new = torch.arange(len(first), device=labels.device) + len(proxies)
@@ -138,29 +138,37 @@ class Synthesis(nn.Module):
 
 
 class _TakeRows(torch.autograd.Function):
-    """(matrix, matrix[index]), whose gradients meet in one matrix.
+    """(matrix, matrix[index] in a dtype at least as wide), whose gradients meet in one matrix.
 
     An ordinary index hands back a gradient as large as the matrix, mostly zeros, which then has to
     be added to the host's: at 100,000 classes that costs more than the synthesis itself. Here the
     rows' gradient is added into the host's, which its core has just made for this purpose alone.
+    It is summed in its own dtype: a matrix of halves is rounded once more, not once per sample.
     """
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, matrix: Tensor, index: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(index)
         ctx.set_materialize_grads(False)
-        ctx.shape = matrix.shape
-        return matrix.view_as(matrix), matrix[index]
+        ctx.shape, ctx.dtype = matrix.shape, matrix.dtype
+        return matrix.view_as(matrix), matrix[index].to(dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         (index,) = ctx.saved_tensors
         of_matrix, of_rows = grads
         if of_rows is None:
-            return of_matrix, None
+            return of_matrix, None, None
         if of_matrix is None:
-            of_matrix = of_rows.new_zeros(ctx.shape)
-        return of_matrix.index_add_(0, index, of_rows.to(of_matrix.dtype)), None
+            of_matrix = of_rows.new_zeros(ctx.shape, dtype=ctx.dtype)
+        if of_matrix.dtype == of_rows.dtype:
+            return of_matrix.index_add_(0, index, of_rows), None, None
+        rows, places = torch.unique(index, return_inverse=True)
+        sums = of_matrix[rows].to(of_rows.dtype).index_add_(0, places, of_rows)
+        of_matrix[rows] = sums.to(of_matrix.dtype)
+        return of_matrix, None, None
 
 
 def _indices(values: NDArray[np.int64], like: Tensor) -> Tensor:

@@ -138,6 +138,15 @@ def cars_split(root: Path, paint: Paint) -> None:
     savemat(root / "devkit" / "cars_meta.mat", {"class_names": np.array(CAR_CLASSES, dtype="O")})
 
 
+def cars_nested(root: Path, paint: Paint) -> None:
+    """As some copies of the second release have it: the folders within one of the same name."""
+    cars_split(root, paint)
+    for side in ("cars_train", "cars_test"):
+        (root / side).rename(root / "moved")
+        (root / side).mkdir()
+        (root / "moved").rename(root / side / side)
+
+
 def cars_folders(root: Path, paint: Paint) -> None:
     # Most of the 196 folders are missing: their place among the others tells nothing.
     for label, title in CARS.items():
@@ -145,7 +154,7 @@ def cars_folders(root: Path, paint: Paint) -> None:
             paint(root / "car_data" / side / title.replace("/", "-") / "1.jpg", label)
 
 
-@pytest.mark.parametrize("make", [cars_joined, cars_split, cars_folders])
+@pytest.mark.parametrize("make", [cars_joined, cars_split, cars_nested, cars_folders])
 def test_cars196_in_three_releases(
     tmp_path: Path, paint: Paint, make: Callable[[Path, Paint], None]
 ) -> None:

@@ -213,3 +213,22 @@ def test_randomness_is_a_function_of_the_seed(make_loss: Make, random_batch: Bat
     assert epoch(2) != first
     assert len(set(first)) == 3
     assert not any("random" in key for key in loss.state_dict())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_many_samples_of_a_class_are_summed_before_they_are_rounded(
+    host: str, make_loss: Make
+) -> None:
+    """Of 400 shares of two proxies' gradients, each is small beside their sum."""
+    name, many = f"{host}+synthesis", {"n_classes": 2, "synthesis_mu": 200.0}
+    half, wide = (make_loss(name, dtype=d, **many) for d in (torch.bfloat16, torch.float32))
+    wide.load_state_dict(half.state_dict())
+    x = torch.randn(2, half.proxies.shape[-1], generator=torch.Generator().manual_seed(3))
+    gradients = []
+    for loss in (half, wide):
+        reseed(loss, 5)
+        gradients.append(torch.autograd.grad(loss(x, torch.tensor([0, 1])), loss.proxies)[0])
+    got, want = gradients
+    assert got.dtype == torch.bfloat16
+    atol = 2**-8 * float(want.abs().max())
+    torch.testing.assert_close(got.float(), want, rtol=2**-8, atol=atol)
