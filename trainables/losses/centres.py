@@ -85,8 +85,7 @@ def proxy_gradients(
     b = torch.mul(grad, pooled.inverse_sum, out=rooms.like("slope", grad))
     a = rooms.like("offset", grad)
     torch.addcmul(b, b, pooled.classes.T, value=-1.0 / (temperature * factor), out=a)
-    b.mul_(1.0 / LOG2_E)
-    torch.addcmul(a[:, None], b[:, None], proxies, out=out)
+    torch.addcmul(a[:, None], b[:, None], proxies, value=1.0 / LOG2_E, out=out)
     return out.mul_(_shares(proxies, pooled.shift, rooms))
 
 
