@@ -89,7 +89,7 @@ def test_squashed_pictures_have_their_proportions(
     pixels = np.asarray(Image.open(write_gallery(tmp_path / "g.png", black, embeddings)))
     tile = pixels[11:83, 11:83]  # the first query's, without its frame
     down, right = np.nonzero((tile == 0).all(axis=-1))
-    assert (np.ptp(right) + 1, np.ptp(down) + 1) == (width, height)
+    assert (len(set(right)), len(set(down))) == (width, height)
     assert (right.min(), down.min()) == ((72 - width) // 2, (72 - height) // 2)
     assert ((tile == 0) | (tile == 255)).all(), "white beside it"
 

@@ -119,12 +119,19 @@ def test_where_no_crop_fits_the_largest_allowed_one_is_taken() -> None:
 def test_evaluation_sees_what_it_sees_of_a_cropped_picture(width: int, height: int) -> None:
     seen = []
     for fit in ("whole", "crop", "squash"):
-        pixels, aspect = stored(gradient(width, height), 256, fit)  # type: ignore[arg-type]
+        pixels, aspect = stored(gradient(width, height), 256, fit)
         aspects = np.array([aspect], dtype=np.float32) if fit == "whole" else None
         seen.append(levels("none", 224).evaluate(pixels[None], aspects))
     whole, crop, squash = seen
     assert (whole - crop).abs().max() <= 2
     assert width == height or (squash - crop).abs().max() > 10
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_evaluation_of_pictures_thinner_than_a_stored_pixel(side: int) -> None:
+    aspects = np.array([1e4, 1e-4], dtype=np.float32)
+    images = np.full((2, side, side, 3), 7, dtype=np.uint8)
+    assert (levels("none", 16).evaluate(images, aspects) == 7).all()
 
 
 @pytest.mark.parametrize("preset", ["none", "light"])
@@ -210,7 +217,9 @@ def test_folds_queries_and_galleries_keep_aspects_with_their_items(
     for part in parts:
         for rows in (slice(None), np.array([3, 0])):
             which = np.rint(part.read(rows)[:, 8, 8, 2] / 5)
-            np.testing.assert_allclose(part.read_aspects(rows), (128 + which) / 96, rtol=1e-6)
+            aspects = part.read_aspects(rows)
+            assert aspects is not None
+            np.testing.assert_allclose(aspects, (128 + which) / 96, rtol=1e-6)
         assert (part.is_query is None) is (query == "")
 
 
