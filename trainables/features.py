@@ -94,11 +94,15 @@ def _computation(dataset: Dataset, backbone: Backbone, device: torch.device) -> 
 
     def fill(start: int, stop: int) -> Rows:
         # A chunk may lie on the border of the two parts.
-        parts = [
-            dataset.train.items[start : min(stop, cut)],
-            dataset.test.items[max(start, cut) - cut : max(stop, cut) - cut],
+        own = [
+            (dataset.train, slice(start, min(stop, cut))),
+            (dataset.test, slice(max(start, cut) - cut, max(stop, cut) - cut)),
         ]
-        images = augment.evaluate(np.concatenate(parts).astype(np.uint8, copy=False))
+        items = np.concatenate([part.read(rows) for part, rows in own])
+        aspects = [a for part, rows in own if (a := part.read_aspects(rows)) is not None]
+        images = augment.evaluate(
+            items.astype(np.uint8, copy=False), np.concatenate(aspects) if aspects else None
+        )
         with torch.no_grad():
             maps = backbone(images.to(device)).float()
             return Rows({_file(p): pool(maps, p).cpu().numpy() for p in POOLINGS})

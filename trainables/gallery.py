@@ -53,11 +53,11 @@ def write_gallery(
     for row, query in enumerate(queries):
         label = part.labels[query]
         name = class_names[label] if class_names is not None else f"class {label}"
-        canvas.picture(row, 0, part.read(int(query)), QUERY, cross=False)
+        canvas.picture(row, 0, part, query, QUERY, cross=False)
         canvas.caption(row, 0, name)
         for column, item in enumerate(found.indices[row], start=1):
             hit = part.labels[item] == label
-            canvas.picture(row, column, part.read(int(item)), HIT if hit else MISS, cross=not hit)
+            canvas.picture(row, column, part, item, HIT if hit else MISS, cross=not hit)
             canvas.caption(row, column, f"{found.similarities[row, column - 1]:.2f}")
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.image.save(path, format="PNG")
@@ -103,21 +103,27 @@ class _Canvas:
             self.draw.text((8, 8), title, fill=TEXT, font=ImageFont.truetype(face, 13))
 
     def picture(
-        self, row: int, column: int, pixels: NDArray[np.uint8], colour: str, *, cross: bool
+        self, row: int, column: int, part: Part, item: np.int64, colour: str, *, cross: bool
     ) -> None:
         left, top = self._corner(row, column)
         side = self.tile + 2 * self.frame
         self.draw.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
+        pixels = part.read(int(item))
         # Of other channels than grey or colours, the first are shown as such.
         seen = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]
         picture = Image.fromarray(np.ascontiguousarray(seen))
         enlarge = (
             Image.Resampling.NEAREST if min(picture.size) < self.tile else Image.Resampling.BICUBIC
         )
-        self.image.paste(
-            picture.convert("RGB").resize((self.tile, self.tile), enlarge),
-            (left + self.frame, top + self.frame),
+        aspects = part.read_aspects(np.array([item]))
+        aspect = 1.0 if aspects is None else float(aspects[0])
+        width, height = (max(1, round(self.tile * min(1, a))) for a in (aspect, 1 / aspect))
+        tile = Image.new("RGB", (self.tile, self.tile), BACKGROUND)
+        tile.paste(
+            picture.convert("RGB").resize((width, height), enlarge),
+            ((self.tile - width) // 2, (self.tile - height) // 2),
         )
+        self.image.paste(tile, (left + self.frame, top + self.frame))
         if cross:
             mark = max(8, self.tile // 6)
             right, bottom = left + side - 1, top + side - 1

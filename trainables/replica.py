@@ -158,8 +158,10 @@ class Replica:
         world, batch = self.world, np.sort(batch)
         own = share(len(batch), world.rank, world.size)
         items = self.task.train.read(batch[own])
+        aspects = self.task.train.read_aspects(batch[own])
         labels = torch.from_numpy(self._labels[batch]).to(world.device)
-        inputs = to_inputs(items, self.augment, generator, part=(own.start, len(batch)))
+        place = (own.start, len(batch))
+        inputs = to_inputs(items, self.augment, generator, aspects=aspects, part=place)
         self.optimizer.zero_grad(set_to_none=True)
         inputs = inputs.to(self.model.head.weight)
         raw = counts_lengths(self._spec.loss)
@@ -266,18 +268,20 @@ def to_inputs(
     augment: Augment | None,
     generator: torch.Generator | None,
     *,
+    aspects: NDArray[np.float32] | None = None,
     part: tuple[int, int] | None = None,
 ) -> Tensor:
     """Stored items as the model's input; with a generator they are augmented.
 
     Args:
+        aspects: Of the items, see `Part`.
         part: Where the items stand in their batch, see `Augment.train`.
     """
     if augment is None:
         return torch.from_numpy(np.array(items, dtype=np.float32))  # a copy: maps are read-only
     if generator is None:
-        return augment.evaluate(items)
-    return augment.train(items, generator, part=part)
+        return augment.evaluate(items, aspects)
+    return augment.train(items, generator, aspects=aspects, part=part)
 
 
 @torch.no_grad()
@@ -295,7 +299,8 @@ def embed(
     first = next(iter(model.parameters()), torch.empty(0))
     pieces = []
     for start in own:
-        inputs = to_inputs(part.read(slice(start, start + EVALUATION_BATCH)), augment, None)
+        rows = slice(start, start + EVALUATION_BATCH)
+        inputs = to_inputs(part.read(rows), augment, None, aspects=part.read_aspects(rows))
         pieces.append(model(inputs.to(world.device, first.dtype)).float().cpu())
     if world.size == 1:
         return _array(torch.cat(pieces))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -194,7 +195,7 @@ def _subset(part: Part, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
     """Some items of a part; the memory map stays one for all, rows are gathered when read."""
     queries = None if part.is_query is None else part.is_query[indices]
     index = indices if part.index is None else part.index[indices]
-    return Part(part.items, part.labels[indices], queries, index)
+    return replace(part, labels=part.labels[indices], is_query=queries, index=index)
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

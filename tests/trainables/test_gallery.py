@@ -80,6 +80,20 @@ def test_of_other_channels_than_colours_the_first_are_shown(tmp_path: Path, chan
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
+@pytest.mark.parametrize(("aspect", "width", "height"), [(2.0, 72, 36), (0.25, 18, 72)])
+def test_squashed_pictures_have_their_proportions(
+    tmp_path: Path, aspect: float, width: int, height: int
+) -> None:
+    images, embeddings = part()
+    black = Part(0 * images.items, images.labels, aspects=np.full(12, aspect, np.float32))
+    pixels = np.asarray(Image.open(write_gallery(tmp_path / "g.png", black, embeddings)))
+    tile = pixels[11:83, 11:83]  # the first query's, without its frame
+    down, right = np.nonzero((tile == 0).all(axis=-1))
+    assert (len(set(right)), len(set(down))) == (width, height)
+    assert (right.min(), down.min()) == ((72 - width) // 2, (72 - height) // 2)
+    assert ((tile == 0) | (tile == 255)).all(), "white beside it"
+
+
 def test_wrong_requests(tmp_path: Path) -> None:
     images, embeddings = part()
     features = Part(embeddings.astype(np.float32), images.labels)

@@ -137,15 +137,20 @@ def test_one_process_keeps_its_batch_norms() -> None:
 
 @pytest.mark.parametrize("preset", ["none", "light", "papers"])
 @pytest.mark.parametrize("side", [8, 12])
-def test_a_share_of_a_batch_looks_as_in_the_whole_batch(preset: str, side: int) -> None:
+@pytest.mark.parametrize("squashed", [False, True])
+def test_a_share_of_a_batch_looks_as_in_the_whole_batch(
+    preset: str, side: int, squashed: bool
+) -> None:
     augment = Augment(preset, size=8, mean=(0.5,), std=(0.5,))
     images = np.random.default_rng(0).integers(0, 256, (7, side, side, 1)).astype(np.uint8)
-    whole = augment.train(images, torch.Generator().manual_seed(3))
+    aspects = np.linspace(0.5, 2, 7, dtype=np.float32) if squashed else None
+    whole = augment.train(images, torch.Generator().manual_seed(3), aspects=aspects)
     parts = []
     for rank in range(9):  # two of them empty
         own = share(7, rank, 9)
         generator = torch.Generator().manual_seed(3)
-        parts.append(augment.train(images[own], generator, part=(own.start, 7)))
+        mine = None if aspects is None else aspects[own]
+        parts.append(augment.train(images[own], generator, aspects=mine, part=(own.start, 7)))
     assert torch.equal(torch.cat(parts), whole)
 
 

@@ -54,7 +54,11 @@ class DatasetInfo:
 _PATH = Option(None, "folder with the official files, or s3://BUCKET/PREFIX of them")
 _PICTURES: Mapping[str, Option] = {
     "size": Option(256, "side in pixels at which pictures are kept; crops are cut from these"),
-    "fit": Option("crop", "crop (shorter side to size, centre kept), squash or pad"),
+    "fit": Option(
+        "crop",
+        "crop (shorter side to size, centre kept), squash, pad, or whole (training crops come from "
+        "all of the picture, undistorted; kept squashed, so with a larger size than crop needs)",
+    ),
     "on_bad_image": Option("refuse", "refuse or skip pictures that cannot be read; both name them"),
     "on_duplicate": Option(
         "refuse", "refuse or drop training images that are in another class or in the test half"

@@ -12,6 +12,7 @@ Keys of the .npz (or the .npy files named by the options of the same name):
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from trainables.data.array_files import (
     texts,
 )
 from trainables.data.cache import CachedRows, Progress, Rows, RowSpec, cached_rows
-from trainables.data.dataset import Dataset, Part
+from trainables.data.dataset import Dataset
 from trainables.data.duplicates import DIGESTS, SPEC, digests, leave_out_copies
 from trainables.data.listing import (
     Listing,
@@ -90,9 +91,9 @@ def read_arrays(
     notes.refuse(on_bad_image=on_bad_image, on_duplicate=on_duplicate)
     kept = order[rows.kept]
     queries = None if listing.is_query is None else listing.is_query[kept]
-    train, test = halve(rows.arrays[ITEMS], listing, kept)
+    train, test = halve(rows, listing, kept)
     if queries is not None:  # also for validation classes: same protocol, same difficulty
-        train = Part(train.items, train.labels, queries[: len(train)])
+        train = replace(train, is_query=queries[: len(train)])
     return Dataset(
         name="arrays",
         train=train,

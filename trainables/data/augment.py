@@ -16,6 +16,7 @@ from trainables.names import unknown_name
 from trainables.vision import import_torchvision
 
 Images = NDArray[Any] | Tensor
+Aspects = NDArray[np.float32] | None
 CROP_FRACTION = 224 / 256  # evaluation: shorter side 256, centre 224, as the papers do
 
 
@@ -52,6 +53,9 @@ class Augment:
     batch: same generator state, same output, however the batch is shared out over ranks. The
     output is in channels-last memory order, which convolutions on CPUs and tensor cores prefer.
 
+    Images with `aspects` are squares that pictures of these width / height were squashed to; crops
+    are chosen in the picture and cut where they lie in the square, which undoes the squashing.
+
     Args:
         preset: A key of `PRESETS`.
         size: Height and width of the output.
@@ -69,11 +73,17 @@ class Augment:
         self.offset = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
 
     def train(
-        self, images: Images, generator: torch.Generator, *, part: tuple[int, int] | None = None
+        self,
+        images: Images,
+        generator: torch.Generator,
+        *,
+        aspects: Aspects = None,
+        part: tuple[int, int] | None = None,
     ) -> Tensor:
         """Augmented images; the generator is a CPU generator.
 
         Args:
+            aspects: Of these images; None when they are to be seen as stored.
             part: These images are those from position `part[0]` on of a batch of `part[1]`, and
                 look as they would in the whole batch; None is a whole batch.
         """
@@ -82,12 +92,14 @@ class Augment:
         own = slice(start, start + len(pixels))
         if self.preset.crop_area is not None:
             height, width = pixels.shape[-2:]
-            boxes = crop_boxes(
-                total, height, width, self.preset.crop_area, self.preset.crop_ratio, generator
-            )
+            squashed = torch.ones(total, dtype=torch.float64)
+            if aspects is not None:  # the boxes of other ranks' images are not looked at
+                squashed[own] = torch.from_numpy(aspects.astype(np.float64))
+            area, ratio = self.preset.crop_area, self.preset.crop_ratio
+            boxes = crop_boxes(total, height, width, area, ratio, generator, squashed)
             pixels = self._crops(pixels, boxes[own])
         else:
-            pixels = self._fit(pixels)
+            pixels = self._fit(pixels, aspects)
         if self.preset.shift:
             most = round(self.preset.shift * self.size)
             at = torch.randint(0, 2 * most + 1, (2, total), generator=generator)
@@ -99,15 +111,17 @@ class Augment:
                 floats[i] = floats[i].flip(-1)
         return floats
 
-    def evaluate(self, images: Images) -> Tensor:
+    def evaluate(self, images: Images, aspects: Aspects = None) -> Tensor:
         """The same images every time: shorter side to size / 0.875, centre crop.
 
-        Images stored at exactly `size` stay whole.
+        Images stored at exactly `size` stay whole, unless they have `aspects`.
         """
-        return self._normalise(self._fit(_channels_first(images)))
+        return self._normalise(self._fit(_channels_first(images), aspects))
 
-    def _fit(self, pixels: Tensor) -> Tensor:
+    def _fit(self, pixels: Tensor, aspects: Aspects) -> Tensor:
         height, width = pixels.shape[-2:]
+        if aspects is not None:
+            return self._crops(pixels, centre_boxes(height, aspects))
         if (height, width) == (self.size, self.size):
             return pixels
         if len(pixels) == 0:  # a rank without a share of the batch; resizing refuses nothing
@@ -147,29 +161,48 @@ def crop_boxes(
     area: tuple[float, float],
     ratio: tuple[float, float],
     generator: torch.Generator,
+    aspects: Tensor | None = None,
 ) -> Tensor:
     """Random crops (n, 4) as top, left, height, width, in the common way of Inception training.
 
     Each image tries ten (area, ratio) pairs and takes the first that fits; when none does it takes
     the largest centre crop whose ratio is allowed.
+
+    Args:
+        aspects: Of pictures that were squashed to squares, (n,), float64; ratios are those in the
+            picture. The generator draws the same with and without.
     """
+    squashed = torch.ones(n, dtype=torch.float64) if aspects is None else aspects
     tries = 10
     areas = height * width * (area[0] + (area[1] - area[0]) * _uniform((n, tries), generator))
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    ratios = torch.exp(low + (high - low) * _uniform((n, tries), generator))
+    ratios = torch.exp(low + (high - low) * _uniform((n, tries), generator)) / squashed[:, None]
     widths = torch.round(torch.sqrt(areas * ratios)).long()
     heights = torch.round(torch.sqrt(areas / ratios)).long()
     fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
     first = fits.int().argmax(dim=1, keepdim=True)
     widths, heights = widths.gather(1, first)[:, 0], heights.gather(1, first)[:, 0]
     none = ~fits.any(dim=1)
-    widths[none] = min(width, round(height * ratio[1]))
-    heights[none] = min(height, round(width / ratio[0]))
+    widest = torch.round(height * ratio[1] / squashed).long().clamp(1, width)
+    highest = torch.round(width * squashed / ratio[0]).long().clamp(1, height)
+    widths[none], heights[none] = widest[none], highest[none]
     at = _uniform((2, n), generator)
     at[:, none] = 0.5
     tops = (at[0] * (height - heights + 1)).long().clamp(max=height - heights)
     lefts = (at[1] * (width - widths + 1)).long().clamp(max=width - widths)
     return torch.stack([tops, lefts, heights, widths], dim=1)
+
+
+def centre_boxes(side: int, aspects: NDArray[np.float32]) -> Tensor:
+    """Where the evaluation's crop lies in a squashed square, (n, 4) as `crop_boxes`.
+
+    In the picture it is a square of 0.875 of the shorter side, so in the square the longer side's
+    share is smaller by the aspect. Margins are whole pixels, equal on both sides.
+    """
+    aspect = torch.from_numpy(aspects.astype(np.float64))
+    shares = CROP_FRACTION * torch.stack([aspect, 1 / aspect]).clamp(max=1)  # height, width
+    margins = torch.round(side * (1 - shares) / 2).long().clamp(max=(side - 1) // 2)
+    return torch.cat([margins, side - 2 * margins]).T
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -22,17 +22,26 @@ class Part:
             None when every item is a query against all others.
         index: Which rows of `items` are meant, in order; None is all of them. So a fold of a
             memory map is no copy of it. Read items through `read`.
+        aspects: Width / height of the picture that each row of `items` was squashed from, float32;
+            None when items are to be seen as they are. Read through `read_aspects`.
     """
 
     items: NDArray[np.uint8] | NDArray[np.float32]
     labels: NDArray[np.int64]
     is_query: NDArray[np.bool_] | None = None
     index: NDArray[np.int64] | None = None
+    aspects: NDArray[np.float32] | None = None
 
     def read(self, rows: NDArray[np.int64] | slice | int) -> NDArray[Any]:
         """Some items, by their place in this part."""
         found: NDArray[Any] = self.items[rows if self.index is None else self.index[rows]]
         return found
+
+    def read_aspects(self, rows: NDArray[np.int64] | slice) -> NDArray[np.float32] | None:
+        """The aspects of the items that `read` gives."""
+        if self.aspects is None:
+            return None
+        return self.aspects[rows if self.index is None else self.index[rows]]
 
     def __len__(self) -> int:
         return len(self.labels)

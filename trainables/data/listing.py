@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from trainables.data.pictures import FITS, BadPictureError, Fit, decode
 from trainables.names import unknown_name
 
 ON_BAD_IMAGE = ("refuse", "skip")
+ASPECTS = "aspects"  # their name in the cache
 VERSION = 3  # raise when decoding changes
 
 
@@ -90,7 +91,7 @@ def read_listing(
     notes = PictureNotes(dataset, rows, names)
     notes.refuse(on_bad_image=on_bad_image, on_duplicate=on_duplicate)
     kept = order[rows.kept]
-    train, test = halve(rows.arrays["images"], listing, kept)
+    train, test = halve(rows, listing, kept)
     queries = None if listing.is_query is None else listing.is_query[kept]
     readable = order[kept_rows(len(order), [*rows.bad])]  # copies are left out but not missing
     said = [
@@ -147,37 +148,44 @@ def decoded_rows(
 ) -> CachedRows:
     """Pictures as one memory-mapped array `images` (n, size, size, 3); PIL decodes in threads.
 
-    Copies on two sides of a split are left out.
+    With `fit` "whole" there are `aspects` (n,), too. Copies on two sides of a split are left out.
 
     Args:
         source: The picture of a row.
         names: Of the rows, for messages; as `labels` and `in_test` in the order of rows.
     """
     how: Fit = next(f for f in FITS if f == fit)
+    specs = {"images": RowSpec((size, size, 3), "uint8"), DIGESTS: SPEC}
+    if fit == "whole":
+        specs[ASPECTS] = RowSpec((), "float32")
 
     def fill(start: int, stop: int) -> Rows:
         images = np.zeros((stop - start, size, size, 3), dtype=np.uint8)
+        aspects = np.ones(stop - start, dtype=np.float32)
         bad, remarks = {}, {}
         for row in range(start, stop):
             picture = source(row)
             try:
-                images[row - start], remark = decode(picture, size=size, fit=how)
+                pixels, remark, aspect = decode(picture, size=size, fit=how)
             except BadPictureError as error:
                 bad[row] = str(error)
             except OSError as error:  # of the disk and not of the picture: not kept against it
                 place = str(picture) if isinstance(picture, Path) else names[row]
                 raise OSError(error.errno, error.strerror, printable(place)) from error
             else:
+                images[row - start], aspects[row - start] = pixels, aspect
                 if remark:
                     remarks[row] = remark
-        return Rows({"images": images, DIGESTS: digests(images)}, bad, remarks)
+        # Aspects that no spec names are not kept.
+        found = {"images": images, DIGESTS: digests(images)}
+        return Rows({**found, ASPECTS: aspects}, bad, remarks)
 
     return cached_rows(
         cache_dir,
         name=dataset,
         settings={"version": VERSION, "size": size, "fit": fit, **settings}
         | {"classes": _digest([labels.tolist(), in_test.tolist()])},
-        specs={"images": RowSpec((size, size, 3), "uint8"), DIGESTS: SPEC},
+        specs=specs,
         n_rows=len(names),
         leave_out=leave_out_copies(labels, in_test, names),
         fill=fill,
@@ -186,15 +194,16 @@ def decoded_rows(
     )
 
 
-def halve(
-    items: NDArray[np.uint8] | NDArray[np.float32], listing: Listing, kept: NDArray[np.int64]
-) -> tuple[Part, Part]:
+def halve(rows: CachedRows, listing: Listing, kept: NDArray[np.int64]) -> tuple[Part, Part]:
     """Both parts of rows that lie training half first; slices, so nothing is copied."""
     check_halves(listing, kept)
     labels, cut = listing.labels[kept], int((~listing.in_test[kept]).sum())
     queries = None if listing.is_query is None else listing.is_query[kept]
+    items, aspects = rows.arrays["images"], rows.arrays.get(ASPECTS)
     train = Part(items[:cut], labels[:cut])
     test = Part(items[cut:], labels[cut:], None if queries is None else queries[cut:])
+    if aspects is not None:
+        train, test = replace(train, aspects=aspects[:cut]), replace(test, aspects=aspects[cut:])
     return train, test
 
 

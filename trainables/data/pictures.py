@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-Fit = Literal["crop", "squash", "pad"]
-FITS: tuple[Fit, ...] = ("crop", "squash", "pad")
+Fit = Literal["crop", "squash", "pad", "whole"]
+FITS: tuple[Fit, ...] = ("crop", "squash", "pad", "whole")
 # Not all that PIL can open: a PDF or PostScript file is no picture, and the latter is a program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 ODD_MODES = {"L": "grey", "LA": "grey", "1": "black and white", "CMYK": "CMYK", "P": "palette"}
@@ -38,12 +38,15 @@ PASSING = frozenset(
 """Errors of a disk, a network or a process: the next reading may succeed."""
 
 
-def decode(source: Path | IO[bytes], *, size: int, fit: Fit) -> tuple[NDArray[np.uint8], str]:
-    """Pixels (size, size, 3) uint8 and a remark on what was unusual ("" for plain RGB).
+def decode(
+    source: Path | IO[bytes], *, size: int, fit: Fit
+) -> tuple[NDArray[np.uint8], str, float]:
+    """Pixels (size, size, 3) uint8, a remark on what was unusual ("" for plain RGB), the aspect.
 
     EXIF rotation is applied; grey, palette and CMYK become RGB; 16-bit is scaled to 8; transparent
     parts turn white. "crop" scales the shorter side to `size` and keeps the centre, "squash"
-    ignores the aspect ratio, "pad" keeps the whole picture on black.
+    ignores the aspect ratio, "pad" keeps the whole picture on black; "whole" squashes, too, for
+    readers that undo it by the aspect: width / height of the picture as it is looked at.
 
     Raises:
         BadPictureError: Empty, truncated, of no known format, or too large to be honest.
@@ -57,7 +60,8 @@ def decode(source: Path | IO[bytes], *, size: int, fit: Fit) -> tuple[NDArray[np
             image.draft(None, _at_least(image.size, 2 * size))
             remark = _remark(image)
             turned = ImageOps.exif_transpose(image)
-            return np.asarray(_fitted(_rgb(turned), size, fit)), remark
+            pixels = np.asarray(_fitted(_rgb(turned), size, fit))
+            return pixels, remark, turned.width / turned.height
     except BadPictureError:
         raise
     except FileNotFoundError:

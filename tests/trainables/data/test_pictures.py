@@ -41,7 +41,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, ending: str, remark: 
     path = tmp_path / f"picture.{ending}"
     flat = Image.new("RGB", (50, 40), (200, 200, 200))
     flat.convert(mode).save(path)
-    pixels, said = decode(path, size=16, fit="crop")
+    pixels, said, _ = decode(path, size=16, fit="crop")
     assert pixels.shape == (16, 16, 3)
     assert pixels.dtype == np.uint8
     assert said == remark
@@ -52,7 +52,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, ending: str, remark: 
 def test_sixteen_bit_keeps_its_range(tmp_path: Path) -> None:
     values = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))
     Image.fromarray(values).save(tmp_path / "deep.png")
-    pixels, remark = decode(tmp_path / "deep.png", size=64, fit="crop")
+    pixels, remark, _ = decode(tmp_path / "deep.png", size=64, fit="crop")
     assert remark == "16-bit"
     assert pixels[0, 0, 0] == 0
     assert pixels[0, -1, 0] == 255
@@ -61,7 +61,7 @@ def test_sixteen_bit_keeps_its_range(tmp_path: Path) -> None:
 
 def test_a_dark_sixteen_bit_picture_stays_dark(tmp_path: Path) -> None:
     Image.fromarray(np.full((32, 32), 200, dtype=np.uint16)).save(tmp_path / "dark.png")
-    pixels, remark = decode(tmp_path / "dark.png", size=16, fit="crop")
+    pixels, remark, _ = decode(tmp_path / "dark.png", size=16, fit="crop")
     assert remark == "16-bit"
     assert pixels.max() == 0
 
@@ -76,7 +76,7 @@ def test_sixteen_bit_colour_is_told(tmp_path: Path) -> None:
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20, 16, 16, 2, 0, 0, 0))
     content = header + chunk(b"IDAT", zlib.compress(16 * line)) + chunk(b"IEND", b"")
     (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
-    pixels, remark = decode(tmp_path / "deep.png", size=8, fit="crop")
+    pixels, remark, _ = decode(tmp_path / "deep.png", size=8, fit="crop")
     assert remark == "16-bit"
     assert (pixels == 200).all()
 
@@ -86,7 +86,7 @@ def test_exif_rotation_is_applied(tmp_path: Path, orientation: int, red_side: st
     exif = Image.Exif()
     exif[0x0112] = orientation
     corner_picture().save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    pixels, remark = decode(tmp_path / "turned.jpg", size=20, fit="squash")
+    pixels, remark, _ = decode(tmp_path / "turned.jpg", size=20, fit="squash")
     assert remark == ("" if orientation == 1 else "EXIF-rotated")
     side = {"top": pixels[2, 10], "bottom": pixels[-3, 10], "right": pixels[10, -3]}[red_side]
     assert side[0] > 200
@@ -103,7 +103,7 @@ def test_transparent_parts_turn_white(tmp_path: Path) -> None:
 )
 def test_fit(tmp_path: Path, fit: Fit, corner: str, shape: str) -> None:
     corner_picture().save(tmp_path / "p.png")
-    pixels, _ = decode(tmp_path / "p.png", size=30, fit=fit)
+    pixels, _, _ = decode(tmp_path / "p.png", size=30, fit=fit)
     assert (pixels[0, 0].tolist() == [250, 0, 0]) is (corner == "red")
     assert (pixels[0, 0].tolist() == [0, 0, 0]) is (corner == "black")
 
@@ -114,8 +114,8 @@ def test_large_jpegs_are_decoded_at_reduced_scale_without_visible_loss(tmp_path:
     big = small.resize((1600, 1200), Image.Resampling.BICUBIC)
     big.save(tmp_path / "big.jpg", quality=95)
     big.save(tmp_path / "big.png")
-    fast, _ = decode(tmp_path / "big.jpg", size=64, fit="crop")
-    slow, _ = decode(tmp_path / "big.png", size=64, fit="crop")
+    fast, _, _ = decode(tmp_path / "big.jpg", size=64, fit="crop")
+    slow, _, _ = decode(tmp_path / "big.png", size=64, fit="crop")
     assert np.abs(fast.astype(int) - slow.astype(int)).mean() < 3
 
 
