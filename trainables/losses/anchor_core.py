@@ -35,6 +35,9 @@ from trainables.losses.blocks import (
 )
 from trainables.losses.samples import Between, Mixture
 
+# alpha times the largest |s + delta|: up to here nothing over- or underflows in float32.
+_SAFE_EXPONENT = 60.0
+
 
 def anchor_scores(
     embeddings: Tensor,
@@ -165,10 +168,6 @@ class _AnchorScores(torch.autograd.Function):
         along_x = (grad_x * x).sum(dim=1, keepdim=True)
         grad_x.addcmul_(x, along_x, value=-1.0).mul_(inverse_x[:, None])
         return grad_x.to(ctx.input_dtype), None, grad_factor, None, None, None, *grad_proxies
-
-
-# alpha times the largest |s + delta|: up to here nothing over- or underflows in float32.
-_SAFE_EXPONENT = 60.0
 
 
 def _held(samples: Mixture, p: Tensor, inverse_p: Tensor, options: _Options) -> Tensor:

@@ -38,8 +38,9 @@ class Segment(NamedTuple):
 class Reducer(Protocol):
     """Combines partial results of class shards; both methods work in place.
 
-    A core calls these with per-sample vectors or scalars in forward, and once in backward with the
-    gradient of the embeddings, (batch, dim). Every rank must hold the same embeddings and labels.
+    A core calls these with per-sample vectors or scalars in forward, and in backward with the
+    gradients of what all ranks share: the embeddings, (batch, dim), the scale, the factors of
+    samples between. Every rank must hold the same embeddings and labels.
     """
 
     def maximum_(self, partial: Tensor) -> None:
@@ -218,9 +219,10 @@ def own_similarities_fit(
 ) -> bool:
     """Whether batch x proxies similarities may be kept for backward.
 
-    With several proxies per class these are theirs, the class's, and the sum of the weights.
+    With several proxies per class these are theirs, the class's, the sum of the weights and what
+    these are relative to.
     """
-    planes = sum(p.shape[0] * (p.shape[1] + 2 if p.dim() == 3 else 1) for _, p in segments)
+    planes = sum(p.shape[0] * (p.shape[1] + 3 if p.dim() == 3 else 1) for _, p in segments)
     return batch * planes * item_bytes <= budget.keep_bytes
 
 

@@ -31,8 +31,9 @@ class Pooled(NamedTuple):
     shift: Tensor | None = None
 
 
-# A cosine times this neither overflows nor underflows under exp, in float32: no shift is needed.
-_SAFE_EXPONENT = 60.0
+# A cosine times this needs no shift under exp: in float32 it stays in range, also as a factor of
+# gradients that are themselves relative to an exponential (1e18 at most).
+_SAFE_EXPONENT = 30.0
 
 # Up to here proxies are added up one by one.
 _FEW = 4

@@ -7,8 +7,8 @@ Every softmax-type loss is a function of three numbers per sample,
 with S_c the similarity to class c and z_c = scale * h(S_c) its logit. The margin, the positive
 logit, label smoothing and the mean are left to the loss, in ordinary autograd on vectors of the
 batch's length. Here is the part of size batch x classes: it walks over blocks of proxies and
-keeps per sample a maximum, a sum of exponentials, the own similarity and the sum of logits.
-These combine by max and sum over blocks, and in the same way over ranks (`Reducer`).
+keeps per sample a level, a sum of exponentials relative to it, the own similarity and the sum of
+logits. These combine by max and sum over blocks, and in the same way over ranks (`Reducer`).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _ClassScores(torch.autograd.Function):
             if keep:
                 kept.append(found)
         scores = Scores(*scan.finish())
-        ctx.save_for_backward(x, inverse_x, labels, scores.negatives, *proxies)
+        ctx.save_for_backward(x, inverse_x, scores.negatives, *proxies)
         ctx.blocks, ctx.kept, ctx.options, ctx.logits = blocks, kept, options, logits
         ctx.products, ctx.input_dtype, ctx.between = products, embeddings.dtype, between
         ctx.scale = scale
@@ -128,16 +128,18 @@ class _ClassScores(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, inverse_x, _, negatives, *proxies = ctx.saved_tensors
+        x, inverse_x, negatives, *proxies = ctx.saved_tensors
         # The kept similarities are used up; a second backward computes them again.
         kept, ctx.kept = ctx.kept, []
         needs = ctx.needs_input_grad
-        rooms = [
+        grad_proxies = [
             torch.empty_like(p) if n else None for p, n in zip(proxies, needs[7:], strict=True)
         ]
         with full_precision(x):
             logits, options, samples = ctx.logits, ctx.options, Mixture(x, ctx.between)
-            back = Back(samples, negatives, grads, logits, options, rooms, with_scale=needs[4])
+            back = Back(
+                samples, negatives, grads, logits, options, grad_proxies, with_scale=needs[4]
+            )
             for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
                 products = ctx.products[number]
                 found = (
@@ -155,5 +157,5 @@ class _ClassScores(torch.autograd.Function):
             grad_scale.to(ctx.scale) if needs[4] else None,
             None,
             None,
-            *rooms,
+            *grad_proxies,
         )

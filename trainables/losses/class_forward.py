@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,9 @@ from trainables.losses.samples import Mixture
 
 # Classes whose logits give a level for all.
 _FEW = 128
+
+# Sums above this want a higher level; those of all blocks and shards still fit in float32.
+_LARGEST_SUM = 1e30
 
 
 class Similarities(NamedTuple):
@@ -65,8 +67,8 @@ class Scan:
         self._positive = x.new_zeros(rows)
         self.total = x.new_zeros(rows) if options.with_total else None
         self.spread = x.new_zeros(()) if options.rule.with_spread else None
-        # The level need not be the maximum, only within e^80 below it, and a sum that overflows
-        # says so: a few classes give it. A GPU would have to be waited for: there it follows.
+        # The level need not be the maximum, only within e^60 below it, and a sum that grows too
+        # large says so: a few classes give it. A GPU would have to be waited for: there it follows.
         self._level_holds, self._floored = not logits.levelled, False
         self._level_from_few = logits.levelled and x.device.type == "cpu"
 
@@ -80,9 +82,9 @@ class Scan:
             self._raise_level(classes, own, among=_FEW)
             self._level_holds, self._level_from_few = True, False
         if self._level_holds:
-            sums = self._sums(classes, own)
-            if not self.logits.levelled or math.isfinite(float(sums.sum())):
-                self.sum += sums
+            sums = self._sums(classes, own).add_(self.sum)
+            if not self.logits.levelled or float(sums.sum()) < _LARGEST_SUM:
+                self.sum = sums
                 return
         self._raise_level(classes, own)
         self.sum += self._sums(classes, own)

@@ -20,6 +20,9 @@ from trainables.losses.class_rule import Rule
 # beside them, are far from the ends of float32.
 _SAFE_SCALE = 30.0
 
+# Circle's margins below this are not divided by.
+_LEAST_MARGIN = 1e-6
+
 
 class Logits:
     """Logits of one call, with room for one block of them; levels are logits to the base 2.
@@ -33,8 +36,9 @@ class Logits:
         self.scale, self.margin, self.rooms = scale, rule.circle_margin, rooms
         self._factor = scale * LOG2_E
         self.unit = self._factor if self.margin is None else 1.0
-        # With m taken out of Circle's weights t + m these are one pass.
-        self.weight = self.margin or 1.0
+        # With m taken out of Circle's weights t + m these are one pass; a tiny m has no inverse.
+        m = self.margin or 0.0
+        self.weight = m if abs(m) > _LEAST_MARGIN else 1.0
         self.levelled = not rule.normalise or self.margin is not None or scale > _SAFE_SCALE
         self._offset = 0.0 if self.margin is None else -self._factor * self.margin**2
         # No logit is below this.
@@ -90,7 +94,10 @@ class Logits:
     def weigh_(self, g: Tensor, held: Tensor) -> None:
         """Multiply d loss / dz by dz / dS over scale * weight: for Circle by (t + m) / weight."""
         if self.margin is not None:
-            g.mul_(held) if self.margin == 0 else g.addcmul_(g, held, value=1.0 / self.margin)
+            if self.weight == self.margin:
+                g.addcmul_(g, held, value=1.0 / self.margin)
+            else:
+                g.mul_(held + self.margin)
 
     def room(self, held: Tensor) -> Tensor:
         """A block of the held similarities' shape to write to."""

@@ -62,11 +62,9 @@ class Mixture:
         self._down = torch.sparse_coo_tensor(places, weights, size, check_invariants=False)
         self._up = self._down.t()
 
-    def similarities_(self, out: Tensor, p: Tensor, factors: Tensor | None) -> Tensor:
+    def similarities_(self, out: Tensor, p: Tensor, factors: Tensor) -> Tensor:
         """Fill (rows, proxies) with inner products, times the factors of the proxies."""
-        known = torch.mm(self.x, p.T, out=out[: self.count])
-        if factors is not None:
-            known.mul_(factors)
+        known = torch.mm(self.x, p.T, out=out[: self.count]).mul_(factors)
         if self.factor is None:
             return out
         if _in_rows(out):
