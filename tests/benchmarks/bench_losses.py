@@ -32,12 +32,15 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from search_spaces import get_space  # noqa: E402
+from trainables.backbone import build_backbone  # noqa: E402
 from trainables.losses import LOSSES, build_loss, loss_knobs  # noqa: E402
+from trainables.model import pool  # noqa: E402
 
 BATCH, DIM = 180, 512
 SIZES = (100, 11_318, 100_000)
 QUICK_SIZES = (100, 2_000)
 IMAGES_PER_CLASS = 4
+IMAGES = (60, 3, 64, 64)
 
 Step = Callable[[], None]
 
@@ -202,6 +205,29 @@ def time_synthesis(name: str, n_classes: int, *, seconds: float, rounds: int) ->
     }
 
 
+def time_training(name: str, *, seconds: float, rounds: int) -> dict[str, Any]:
+    """A step with images and a backbone: the plug-in makes none of these."""
+    images = torch.randn(*IMAGES, generator=torch.Generator().manual_seed(3))
+    y = batch(100, size=len(images))[1]
+    backbone = build_backbone("resnet18", in_channels=IMAGES[1], image_size=IMAGES[2])
+
+    def step_with(loss: nn.Module) -> Step:
+        def step() -> None:
+            backbone.zero_grad()
+            loss.zero_grad()
+            loss(pool(backbone(images), "avg"), y).backward()
+
+        return step
+
+    steps = {who: step_with(ours(who, 100)) for who in (f"{name}+synthesis", name)}
+    times = race(steps, seconds=seconds, rounds=rounds)
+    return {
+        "loss": f"{name}+synthesis",
+        "host_step_ms": statistics.median(times[name]),
+        "step_over_host_step": ratio(times, f"{name}+synthesis", name),
+    }
+
+
 def peak_memory(who: str, name: str, n_classes: int) -> float:
     """MiB that one step needs beyond inputs and parameters, in a fresh process."""
     command = [sys.executable, __file__, "--peak", who, name, str(n_classes)]
@@ -287,6 +313,9 @@ def run(
     middle = sizes[min(1, len(sizes) - 1)]
     plugin = [time_synthesis(n, middle, seconds=seconds, rounds=rounds) for n in proxy]
     show(plugin, ("loss", "classes", "plugin_ms", "plugin_over_same_sizes", "plugin_over_host"))
+    print(f"\nA training step of ResNet-18 with {IMAGES[0]} images of {IMAGES[2]} x {IMAGES[3]}\n")
+    training = [time_training(n, seconds=seconds, rounds=rounds) for n in proxy]
+    show(training, ("loss", "host_step_ms", "step_over_host_step"))
     print(f"\nPeak memory of a step at {sizes[-1]:,} classes, beyond inputs and parameters (MiB)\n")
     memory = []
     for name in proxy:
@@ -303,11 +332,14 @@ def run(
             }
         )
     show(memory, ("loss", "classes", "ours_mib", "pml_mib", "ours_over_pml"))
-    return summary(rows, plugin, memory)
+    return summary(rows, plugin, training, memory)
 
 
 def summary(
-    rows: list[dict[str, Any]], plugin: list[dict[str, Any]], memory: list[dict[str, Any]]
+    rows: list[dict[str, Any]],
+    plugin: list[dict[str, Any]],
+    training: list[dict[str, Any]],
+    memory: list[dict[str, Any]],
 ) -> dict[str, Any]:
     import pytorch_metric_learning
 
@@ -333,6 +365,9 @@ def summary(
             (row["plugin_over_same_sizes"] for row in plugin), default=0
         ),
         "largest_plugin_over_host": max((row["plugin_over_host"] for row in plugin), default=0),
+        "largest_step_over_host_step": max(
+            (row["step_over_host_step"] for row in training), default=0
+        ),
     }
     print()
     for key, value in figures.items():
@@ -351,6 +386,7 @@ def summary(
         "figures": figures,
         "times": rows,
         "synthesis": plugin,
+        "training": training,
         "memory": memory,
     }
 
