@@ -96,7 +96,8 @@ def how(claim: Claim, loss: str) -> str:
             high = "the high end" if test.high is None else f"{test.high:g}"
             return f"{test.knob} from {low} to {high} costs at most the tolerance"
         case GoodValue():
-            return f"{test.knob} = {test.value} costs at most the tolerance"
+            value = f"{test.value:.3g}" if isinstance(test.value, float) else test.value
+            return f"{test.knob} = {value} costs at most the tolerance"
         case BetterValue():
             return f"{test.knob}: {words(test.better)} beats {words(test.worse)} by the tolerance"
         case Sensitive():

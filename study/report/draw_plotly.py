@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from study.report.chart import Axis, Band, Bars, Dots, Heat, Line, Mark, Panel, Rule, Span
@@ -92,20 +93,23 @@ def _line(mark: Line) -> dict[str, Any]:
 
 
 def _band(mark: Band) -> list[dict[str, Any]]:
-    """Low edge, then high edge filled down to it; gaps split the band."""
-    common = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": _numbers(mark.x),
-        "line": {"width": 0, "color": mark.color},
-        "legendgroup": mark.name,
-        "hoverinfo": "skip",
-    }
-    low, high = _numbers(mark.low), _numbers(mark.high)
-    return [
-        common | {"y": low, "name": ""},
-        common | {"y": high, "name": mark.name, "fill": "tonexty", "fillcolor": mark.color + "33"},
-    ]
+    """Low edge, then high edge filled down to it, of each stretch: a fill runs across gaps."""
+    traces = []
+    points = zip(*map(_numbers, (mark.x, mark.low, mark.high)), strict=True)
+    for known, stretch in groupby(points, key=lambda point: None not in point):
+        if not known:
+            continue
+        x, low, high = map(list, zip(*stretch, strict=True))
+        edge = {
+            "type": "scatter",
+            "mode": "lines",
+            "x": x,
+            "line": {"width": 0, "color": mark.color},
+            "hoverinfo": "skip",
+        }
+        filled = {"name": mark.name, "fill": "tonexty", "fillcolor": mark.color + "33"}
+        traces += [edge | {"y": low, "name": ""}, edge | {"y": high} | filled]
+    return traces
 
 
 def _dots(mark: Dots) -> dict[str, Any]:

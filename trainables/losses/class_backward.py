@@ -16,7 +16,7 @@ from trainables.losses.class_logits import Logits
 from trainables.losses.class_rule import Options
 from trainables.losses.samples import Mixture
 
-# Larger than any exponential that needs no level, and with a proxy's 1 / norm still in range.
+# Larger than any exponential that needs no level; times 1 / norm of a proxy still in range.
 _LARGEST_SHARE = 1e18
 
 
@@ -48,8 +48,8 @@ class Back:
         self.x, self.samples, self.logits, self.options = x, samples, logits, options
         of_negatives, of_positive, of_total, self.grad_spread = grads
         none = torch.zeros_like(negatives)
-        slope = logits.scale * logits.weight
-        self.factor = none if of_negatives is None else of_negatives * slope
+        self._slope = logits.scale * logits.weight  # of logits, but for what `weigh_` multiplies by
+        self.factor = none if of_negatives is None else of_negatives * self._slope
         # Where there is no wrong class, negatives are -inf and every entry is the own one.
         self.level, self._floored = none, False
         if logits.levelled:
@@ -58,7 +58,7 @@ class Back:
         else:
             self.factor = self.factor * torch.exp(-negatives).clamp_(max=_LARGEST_SHARE)
         self.own = none if of_positive is None else of_positive
-        self.grad_total = None if of_total is None else of_total * slope
+        self.grad_total = None if of_total is None else of_total * self._slope
         self.grad_proxies, self.with_scale = grad_proxies, with_scale
         self.grad_x = torch.zeros_like(x)
         self.grad_scale, self.grad_factor = x.new_zeros(()), samples.new_gradient()
@@ -90,7 +90,7 @@ class Back:
         if self.with_scale:
             g[own] = 0.0
             slopes = self.logits.slope_of_scale(classes, g)
-            self.grad_scale += self._sum(slopes) / (self.logits.scale * self.logits.weight)
+            self.grad_scale += self._sum(slopes) / self._slope
         self.logits.weigh_(g, classes)
         g[own] = self.own[block.rows]
         whole = self.grad_proxies[block.segment]
@@ -101,7 +101,7 @@ class Back:
             self._multiply(p, g, found, out, products)
 
     def _sum(self, rows: Tensor) -> Tensor:
-        """Over the batch, of a vector or of the rows of a matrix; it may be overwritten."""
+        """Over the batch, of a vector or of the rows of a matrix, with the factor if folded."""
         return self.factor @ rows if self.folded else rows.sum(dim=0)
 
     def _multiply(

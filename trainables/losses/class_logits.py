@@ -16,8 +16,8 @@ from torch import Tensor
 from trainables.losses.blocks import LEAST_EXPONENT, LOG2_E, Rooms, floored_exp2_
 from trainables.losses.class_rule import Rule
 
-# Cosines times this: e^30 and e^-30, over all classes of the world and with proxies of any length
-# beside them, are far from the ends of float32.
+# Cosines times this: e^30 and e^-30, over all classes of the world and with proxies of lengths from
+# 1e-15 to 1e15 beside them, are far from the ends of float32.
 _SAFE_SCALE = 30.0
 
 # Circle's margins below this are not divided by.
@@ -46,7 +46,7 @@ class Logits:
         self._lowest = lowest if rule.normalise else -math.inf
 
     def floor(self, level: Tensor) -> bool:
-        """Whether some 2^(logit - level) might underflow; a GPU need not be waited for to say."""
+        """Whether some 2^(logit - level) might underflow; a GPU is not waited for: it might."""
         return level.device.type != "cpu" or self._lowest - float(level.max()) < LEAST_EXPONENT
 
     def exp(self, held: Tensor, level: Tensor, *, floored: bool) -> Tensor:

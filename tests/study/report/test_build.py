@@ -153,3 +153,19 @@ def test_plots_are_valid_plotly(demo: TrialTable) -> None:
     assert len(panels) >= 7
     for panel in panels:
         go.Figure(figure(panel))  # raises on any property plotly does not know
+
+
+def test_a_band_ends_where_no_trials_lie() -> None:
+    """A fill of plotly's runs across gaps, so every stretch is drawn for itself."""
+    from study.report.chart import Axis, Band, Panel
+    from study.report.draw_plotly import figure
+
+    nan = float("nan")
+    x = [float(i) for i in range(7)]
+    band = Band(x, [nan, 1.0, 1.1, nan, nan, 1.2, 1.3], [nan, 2.0, 2.1, nan, nan, 2.2, 2.3], "band")
+    low, high, other_low, other_high = figure(Panel("", Axis("x"), Axis("y"), (band,)))["data"]
+    assert low["x"] == high["x"] == [1.0, 2.0]
+    assert other_low["x"] == other_high["x"] == [5.0, 6.0]
+    assert (low["y"], high["y"]) == ([1.0, 1.1], [2.0, 2.1])
+    assert (other_low["y"], other_high["y"]) == ([1.2, 1.3], [2.2, 2.3])
+    assert [t.get("fill") for t in (low, high, other_low, other_high)] == [None, "tonexty"] * 2
