@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from search_spaces.training import TRAINING_KNOBS
 from trainables.backbone import build_backbone
 from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from trainables.data.dataset import Dataset, Part
@@ -364,6 +365,54 @@ class TestOptimizer:
         step = Settings(epochs=8, lr_decay="step")
         assert [decay_factor(e, step) for e in (0, 3, 4, 6)] == [1.0, 1.0, 0.1, 0.01]
         assert decay_factor(7, Settings(lr_decay="none")) == 1.0
+
+
+# Every knob of the training that a space may search, at a value that is not the default.
+CHANGED: dict[str, Any] = {
+    "backbone_lr": 3e-3,
+    "head_lr": 3e-3,
+    "proxy_lr": 3e-2,
+    "weight_decay": 0.1,
+    "adam_eps": 1e-2,
+    "clip_grad": 1e-4,
+    "batch_size": 24,
+    "images_per_class": 2,
+    "pooling": "max",
+    "layer_norm": True,
+    "embedding_dim": 24,
+    "warmup_epochs": 1,
+    "bn_freeze": "stats",
+    "lr_decay": "none",
+}
+
+
+def trained(bench: Bench, **changes: Any) -> list[torch.Tensor]:
+    spec = spec_of("proxy_anchor")
+    training = Training(replace(spec, settings=replace(spec.settings, epochs=2, **changes)), bench)
+    for _ in range(2):
+        training.run_epoch()
+    return weights(training)
+
+
+@pytest.fixture(scope="module")
+def unchanged(bench: Bench) -> list[torch.Tensor]:
+    return trained(bench)
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("knob", CHANGED)
+def test_a_training_knob_changes_what_is_trained(
+    knob: str, bench: Bench, unchanged: list[torch.Tensor]
+) -> None:
+    assert not same(trained(bench, **{knob: CHANGED[knob]}), unchanged)
+
+
+def test_every_training_knob_is_tried(bench: Bench, unchanged: list[torch.Tensor]) -> None:
+    assert set(CHANGED) == set(TRAINING_KNOBS)
+    assert same(trained(bench), unchanged)  # else any difference would prove nothing
 
 
 def test_warm_up_keeps_the_backbone_still(bench: Bench) -> None:
