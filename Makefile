@@ -1,6 +1,8 @@
 # Two commands for a fresh machine with Python 3.11+, make and git:
 #   make study   set-up and a complete small study on embedded data
-#   make test    set-up, lint, types and tests; `make faults` runs the tests that kill things
+#   make test    set-up, lint, types and tests
+# `make test-fast` runs the tests that need no Ray, server, browser or cluster; `make faults` those
+# that kill processes, hosts and disks.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,13 +13,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # if it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study test pytest faults lint bench chaos clean
+.PHONY: study test test-fast pytest faults lint schema bench chaos clean
 
 study: $(INSTALLED)
 	@if [ -f studies/quickstart/plan.json ]; then \
 		$(BIN)/study resume quickstart; \
 	else \
-		$(BIN)/study run study/quickstart.yaml; \
+		$(BIN)/study run study/config/quickstart.yaml; \
 	fi
 
 # Lint and types beside the tests: they take one core, and their lines come when they are done.
@@ -27,16 +29,25 @@ test: $(INSTALLED_DEV)
 pytest: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m "not faults" -n 3
 
+# The inner loop: no Ray, server, browser, cluster or statistics of many repeats.
+test-fast: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest -m "not faults and not ray and not server and not browser and not cluster and not postgres and not slow" -n 2
+
 faults: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m faults -n 3
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
+# The JSON schemas of report.json, after a table of the report has changed.
+schema: $(INSTALLED)
+	$(BIN)/python -m study.report.schema
+
 chaos: $(INSTALLED_DEV)
-	DML_STUDY_CHAOS=long $(BIN)/python -m pytest tests/study/test_chaos.py -s -n 0
+	DML_STUDY_CHAOS=long $(BIN)/python -m pytest tests/faults/test_chaos.py -s -n 0
 
 bench: $(INSTALLED_DEV)
 	$(BIN)/python -m tests.benchmarks

@@ -1,7 +1,10 @@
-"""A paper's checkable sentences as data.
+"""Claims of papers as data: a statement, its source and a test that trials can decide.
 
-A claim is words, a source and a *test*: one of the few kinds of question below, which
-`study/analyses/claims.py` knows how to put to the trials. Nothing here computes anything.
+The test is one of the kinds below; `study/analyses/claims/judge.py` evaluates it on the trials of a
+study. Nothing here computes anything.
+
+The field `knob` of a test names a hyperparameter. It is stored with every study, so it keeps its
+name.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StableRange:
-    """Within [low, high] the knob costs less than the tolerance (None: open to that side)."""
+    """Within [low, high] the hyperparameter costs less than the tolerance (None: unbounded)."""
 
     knob: str
     low: float | None = None
@@ -22,7 +25,7 @@ class StableRange:
 
 @dataclass(frozen=True)
 class GoodValue:
-    """The value is within the tolerance of the best value of the knob."""
+    """The value scores within the tolerance of the best value of the hyperparameter."""
 
     knob: str
     value: float | str
@@ -30,9 +33,9 @@ class GoodValue:
 
 @dataclass(frozen=True)
 class BetterValue:
-    """One value or region of a knob scores higher than another by more than the tolerance.
+    """One value or range of a hyperparameter beats another by more than the tolerance.
 
-    `better` and `worse` are values, or (low, high) ranges of a numeric knob.
+    `better` and `worse` are values, or (low, high) ranges of a numeric hyperparameter.
     """
 
     knob: str
@@ -42,21 +45,21 @@ class BetterValue:
 
 @dataclass(frozen=True)
 class Sensitive:
-    """Moving the knob over its range costs more than the tolerance."""
+    """Moving the hyperparameter over its range costs more than the tolerance."""
 
     knob: str
 
 
 @dataclass(frozen=True)
 class BetterLoss:
-    """The tuned loss beats the other tuned loss; `other="HOST"` is the plug-in's host."""
+    """The tuned loss beats the other tuned loss; `other="HOST"` is the host of the plug-in."""
 
     other: str
 
 
 @dataclass(frozen=True)
 class FasterLoss:
-    """The loss does most of its own rise in fewer epochs than the other; who ends higher aside."""
+    """The loss makes most of its own gain in fewer epochs than the other, whichever ends higher."""
 
     other: str
 
@@ -71,13 +74,13 @@ class CostRatio:
 
 @dataclass(frozen=True)
 class HigherMetric:
-    """A metric other than the objective is higher than the other loss's (`metric` as reported)."""
+    """A metric other than the objective (named as reported) is higher than for the other loss."""
 
     metric: str
     other: str
 
 
-Test = (
+ClaimTest = (
     StableRange
     | GoodValue
     | BetterValue
@@ -88,7 +91,7 @@ Test = (
     | HigherMetric
 )
 
-_KINDS: dict[str, Callable[..., Test]] = {
+_TEST_CLASSES_BY_NAME: dict[str, Callable[..., ClaimTest]] = {
     kind.__name__: kind
     for kind in (
         StableRange,
@@ -104,30 +107,30 @@ _KINDS: dict[str, Callable[..., Test]] = {
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One sentence of a paper that trials can support or contradict.
+class PaperClaim:
+    """One statement of a paper that trials can support or contradict.
 
     Args:
-        name: Short and unique within its loss, for tables and commands (`alpha-stable`).
+        name: Short name, unique within its loss, for tables and commands (`alpha-stable`).
         statement: The claim in our words.
-        source: Paper and place.
-        test: How it is put to the trials.
+        source: Paper and section, table or figure.
+        test: The test that decides the claim.
     """
 
     name: str
     statement: str
     source: str
-    test: Test
+    test: ClaimTest
 
 
-def claim_to_dict(claim: Claim) -> dict[str, Any]:
-    """Plain JSON types."""
+def claim_to_dict(claim: PaperClaim) -> dict[str, Any]:
+    """Return the claim as plain JSON types."""
     return {**asdict(claim), "test": {"kind": type(claim.test).__name__, **asdict(claim.test)}}
 
 
-def claim_from_dict(data: Mapping[str, Any]) -> Claim:
-    """The inverse of `claim_to_dict`."""
+def claim_from_dict(data: Mapping[str, Any]) -> PaperClaim:
+    """Return the claim from the dictionary that `claim_to_dict` made."""
     test = dict(data["test"])
-    kind: Any = _KINDS[test.pop("kind")]
+    kind: Any = _TEST_CLASSES_BY_NAME[test.pop("kind")]
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in test.items()}
-    return Claim(data["name"], data["statement"], data["source"], kind(**arguments))
+    return PaperClaim(data["name"], data["statement"], data["source"], kind(**arguments))

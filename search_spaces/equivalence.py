@@ -1,8 +1,8 @@
-"""Which losses are one and the same function?
+"""Which losses are the same function?
 
-On the unit sphere d^2 = 2 - 2 cos, so a softmax over squared distances is one over cosines. Each
-softmax-type loss has a canonical form, (cosine scale, margin); losses that share it at every point
-must not be ranked against each other: the gap between two of them is the noise of the study.
+On the unit sphere d^2 = 2 - 2 cos, so a softmax over squared distances is a softmax over cosines.
+Each softmax-type loss has a canonical form, (cosine scale, margin). Losses that share the form at
+every point must not be ranked against each other: the gap between them is the noise of the study.
 """
 
 from __future__ import annotations
@@ -18,255 +18,277 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from search_spaces.space import Value, describe
-from search_spaces.synthesis import SUFFIX
+from search_spaces.losses.synthesis import SYNTHESIS_SUFFIX
+from search_spaces.space import ParamValue, describe_distribution
 
 
-class Canonical(NamedTuple):
-    """Cross-entropy of scale * (cos - margin on the own class), and what else shapes it.
+class CanonicalForm(NamedTuple):
+    """Cross-entropy of scale * (cos - margin on the own class).
 
     Args:
         scale: Factor of the cosines.
         margin: On the own class's cosine ("cosine") or its angle ("angle", radians).
-        kind: Which of the two; "cosine" where the margin is 0, as then there is no difference.
-        rest: Knobs that change the function beyond that, sorted, if not at their defaults.
+        kind: Which of the two; "cosine" where the margin is 0, since the two are equal there.
+        other_params: Other hyperparameters that change the function, sorted by name; those at
+            their neutral values are left out.
     """
 
     scale: float
     margin: float
     kind: str
-    rest: tuple[tuple[str, Value], ...] = ()
+    other_params: tuple[tuple[str, ParamValue], ...] = ()
 
 
-class _Form(NamedTuple):
-    """Where a loss's cosine scale and margin come from.
+class _Conversion(NamedTuple):
+    """Conversion of a hyperparameter to the canonical scale or margin.
 
     Args:
-        scale: The knob that is the scale, up to the two that follow.
-        factor: The scale is the knob, or its reciprocal, times this.
-        reciprocal: Whether the knob is a temperature.
-        margin: The knob that is the margin; empty for a loss without one.
-        kind: What the margin is on, as `Canonical.kind`; "anchor" for Proxy-Anchor, whose sums run
-            over the batch, so that it has a scale and a margin but not this cross-entropy.
-        unit: One unit of the margin's knob in cosines or radians.
-        defaults: Of the two knobs, where a study need not give them.
+        param: Name of the hyperparameter.
+        factor: The canonical number is `factor * value`, or `factor / value` if `inverse`.
+        inverse: Whether the hyperparameter is a temperature.
+        default: The library's default, used where a study does not set the hyperparameter.
     """
 
-    scale: str
+    param: str
     factor: float = 1.0
-    reciprocal: bool = False
-    margin: str = ""
+    inverse: bool = False
+    default: float | None = None
+
+    def convert(self, value: ParamValue) -> float:
+        """Return the canonical number, to 12 digits: 1 / 0.05 and 2 / 0.1 are equal."""
+        assert isinstance(value, int | float)
+        return float(f"{self.factor / value if self.inverse else self.factor * value:.12g}")
+
+    def convert_range(self, distribution: BaseDistribution) -> BaseDistribution | str:
+        """Return the distribution of the canonical number, or a description if Optuna has none."""
+        if self.factor == 1.0 and not self.inverse:
+            return distribution
+        if isinstance(distribution, CategoricalDistribution):
+            return CategoricalDistribution([self.convert(c) for c in distribution.choices])  # type: ignore[arg-type]
+        assert isinstance(distribution, FloatDistribution | IntDistribution)
+        if self.inverse and not (isinstance(distribution, FloatDistribution) and distribution.log):
+            unscaled = _Conversion(self.param, 1.0 / self.factor).convert_range(distribution)
+            assert isinstance(unscaled, BaseDistribution)
+            return f"searched as the reciprocal of {describe_distribution(unscaled)}"
+        low, high = sorted((self.convert(distribution.low), self.convert(distribution.high)))
+        # Integers sampled on a logarithmic scale have no step once they are multiplied.
+        step = (
+            None if distribution.log or not distribution.step else distribution.step * self.factor
+        )
+        return FloatDistribution(low, high, log=distribution.log, step=step)
+
+
+class _LossForm(NamedTuple):
+    """How the hyperparameters of one loss give its canonical form.
+
+    Args:
+        scale: Conversion to the cosine scale.
+        margin: Conversion to the margin; None for a loss without a margin.
+        kind: As in `CanonicalForm`; "anchor" for Proxy-Anchor, which has a scale and a margin, but
+            sums over the batch and is therefore not this cross-entropy.
+        proxy_init: How the proxies are initialised.
+    """
+
+    scale: _Conversion
+    margin: _Conversion | None = None
     kind: str = "cosine"
-    unit: float = 1.0
-    defaults: Mapping[str, Value] = {}
+    proxy_init: str = "at length one"
 
-    def scale_at(self, value: Value) -> float:
-        """The cosine scale at a value of its knob."""
-        number = _number(value)
-        return _rounded(self.factor / number if self.reciprocal else self.factor * number)
+    @property
+    def conversions(self) -> tuple[_Conversion, ...]:
+        """All conversions of the form."""
+        return (self.scale,) if self.margin is None else (self.scale, self.margin)
+
+    @property
+    def defaults(self) -> dict[str, ParamValue]:
+        """Defaults of the library, where it has any."""
+        return {c.param: c.default for c in self.conversions if c.default is not None}
+
+    def convert_margin(self, values: Mapping[str, ParamValue]) -> tuple[float | None, str]:
+        """Return the margin (None if `values` do not set it) and its kind."""
+        margin: float | None = 0.0
+        if self.margin is not None:
+            value = values.get(self.margin.param)
+            margin = None if value is None else self.margin.convert(value)
+        return margin, "cosine" if margin == 0 and self.kind == "angle" else self.kind
 
 
-# pytorch-metric-learning's Proxy-NCA is a softmax over squared distances, its ArcFace in degrees.
-_FORMS: Mapping[str, _Form] = {
-    "norm_softmax": _Form("temperature", reciprocal=True),
-    "proxy_nca_pp": _Form("temperature", 2.0, reciprocal=True),
-    "am_softmax": _Form("gamma", margin="m"),
-    "unified": _Form("gamma", margin="m"),
-    "arcface": _Form("gamma", margin="m", kind="angle"),
-    "soft_triple": _Form("lambda_", margin="delta"),
-    "proxy_anchor": _Form("alpha", margin="delta", kind="anchor"),
-    "pml:NormalizedSoftmaxLoss": _Form(
-        "temperature", reciprocal=True, defaults={"temperature": 0.05}
+# pytorch-metric-learning's Proxy-NCA is a softmax over squared distances; its ArcFace margin is in
+# degrees. Its losses initialise proxies differently, and no hyperparameter changes that.
+_FORMS: Mapping[str, _LossForm] = {
+    "norm_softmax": _LossForm(_Conversion("temperature", inverse=True)),
+    "proxy_nca_pp": _LossForm(_Conversion("temperature", 2.0, inverse=True)),
+    "am_softmax": _LossForm(_Conversion("gamma"), _Conversion("m")),
+    "unified": _LossForm(_Conversion("gamma"), _Conversion("m")),
+    "arcface": _LossForm(_Conversion("gamma"), _Conversion("m"), "angle"),
+    "soft_triple": _LossForm(_Conversion("lambda_"), _Conversion("delta")),
+    "proxy_anchor": _LossForm(_Conversion("alpha"), _Conversion("delta"), "anchor"),
+    "pml:NormalizedSoftmaxLoss": _LossForm(
+        _Conversion("temperature", inverse=True, default=0.05), proxy_init="as N(0, 1)"
     ),
-    "pml:ProxyNCALoss": _Form("softmax_scale", 2.0, defaults={"softmax_scale": 1.0}),
-    "pml:CosFaceLoss": _Form("scale", margin="margin", defaults={"scale": 64.0, "margin": 0.35}),
-    "pml:ArcFaceLoss": _Form(
-        "scale",
-        margin="margin",
-        kind="angle",
-        unit=math.radians(1.0),
-        defaults={"scale": 64.0, "margin": 28.6},
+    "pml:ProxyNCALoss": _LossForm(
+        _Conversion("softmax_scale", 2.0, default=1.0),
+        proxy_init="as N(0, 1), without samples of vanishing probability",
     ),
-    "pml:ProxyAnchorLoss": _Form(
-        "alpha", margin="margin", kind="anchor", defaults={"alpha": 32.0, "margin": 0.1}
+    "pml:CosFaceLoss": _LossForm(
+        _Conversion("scale", default=64.0),
+        _Conversion("margin", default=0.35),
+        proxy_init="as N(0, 1)",
+    ),
+    "pml:ArcFaceLoss": _LossForm(
+        _Conversion("scale", default=64.0),
+        _Conversion("margin", math.radians(1.0), default=28.6),
+        "angle",
+        proxy_init="as N(0, 1)",
+    ),
+    "pml:ProxyAnchorLoss": _LossForm(
+        _Conversion("alpha", default=32.0),
+        _Conversion("margin", default=0.1),
+        "anchor",
+        proxy_init="by Kaiming's rule",
     ),
 }
 
-# How a loss trains where that is no knob; ours start proxies at length one.
-_STARTS: Mapping[str, str] = {
-    "pml:NormalizedSoftmaxLoss": "as N(0, 1)",
-    "pml:ProxyNCALoss": "as N(0, 1), without samples of vanishing probability",
-    "pml:CosFaceLoss": "as N(0, 1)",
-    "pml:ArcFaceLoss": "as N(0, 1)",
-    "pml:ProxyAnchorLoss": "by Kaiming's rule",
-}
-
-# Knobs that make another function of the same scale and margin, with the value that does not.
-_NEUTRAL: Mapping[str, Value] = {
+# Hyperparameters that change the function at equal scale and margin, with their neutral values.
+_NEUTRAL_VALUES: Mapping[str, ParamValue] = {
     "label_smoothing": 0.0,
     "temperature_mode": "fixed",
     "proxies_per_class": 1,
     "synthesis_draw": "batch",
     "synthesis_path": "linear",
 }
-_ANNEAL_RATIO = 4.0
+_SHAPE_PARAMS = {*_NEUTRAL_VALUES, "anneal_ratio", "synthesis_alpha", "synthesis_mu"}
+_DEFAULT_ANNEAL_RATIO = 4.0
 
 
-def canonical(loss: str, point: Mapping[str, Value]) -> Canonical | None:
-    """The canonical form of a loss at a point; None for a loss that has none.
+def canonical_form(loss: str, point: Mapping[str, ParamValue]) -> CanonicalForm | None:
+    """Return the canonical form of a loss at a point; None for a loss that has none.
 
-    `point` may hold training knobs too; they do not count. Equal forms are equal functions of
-    embeddings, labels and proxies. With `+synthesis` the plug-in's knobs are part of the form.
+    `point` may contain training hyperparameters; they are ignored. Equal forms are equal functions
+    of embeddings, labels and proxies. With `+synthesis` the hyperparameters of the plug-in are part
+    of the form.
     """
-    host = loss.removesuffix(SUFFIX)
-    form = _FORMS.get(host)
+    form = _find_form(loss, point)
     if form is None or form.kind == "anchor":
         return None
-    if host == "soft_triple" and point["centers"] != 1:
-        return None
     point = {**form.defaults, **point}
-    margin, kind = _margin(form, point)
-    rest = _rest(point, plugin=host != loss)
-    scale = form.scale_at(point[form.scale])
-    return Canonical(scale, margin or 0.0, kind, tuple(sorted(rest.items())))
+    scale = form.scale.convert(point[form.scale.param])
+    margin, kind = form.convert_margin(point)
+    shape = _shape_values(point, synthesis=_has_synthesis(loss, point))
+    return CanonicalForm(scale, margin or 0.0, kind, tuple(sorted(shape.items())))
 
 
-def aliases(
+def group_equivalent_losses(
     losses: Sequence[str],
-    fixed: Mapping[str, Mapping[str, Value]] | None = None,
+    fixed: Mapping[str, Mapping[str, ParamValue]] | None = None,
     searched: Mapping[str, Collection[str]] | None = None,
 ) -> list[tuple[str, ...]]:
-    """Groups of two or more of the losses that are one function of different knobs.
+    """Return groups of two or more losses that are the same function of different hyperparameters.
 
     Args:
-        losses: Names as in a study, `HOST+synthesis` included.
-        fixed: Per loss, the knobs the study holds at a value; a margin held at 0 makes a margin
-            loss the plain one.
-        searched: Per loss, the knobs the study varies: such a knob is at no one value. A library's
-            knob that is neither held nor varied is at its default; without `searched` it is open.
+        losses: Names as in a study, including `HOST+synthesis`.
+        fixed: Per loss, the hyperparameters that the study fixes at a value; a margin fixed at 0
+            makes a margin loss the plain one.
+        searched: Per loss, the hyperparameters that the study searches. A hyperparameter of a
+            library loss that is neither fixed nor searched has its default value; without
+            `searched` its value is unknown.
 
     Returns:
-        Groups in the order of `losses`; a loss without an alias is in none.
+        Groups in the order of `losses`; a loss without an equivalent loss is in no group.
     """
     groups: dict[object, list[str]] = {}
     for loss in losses:
-        held = (fixed or {}).get(loss, {})
+        values = (fixed or {}).get(loss, {})
         if searched is not None and loss in _FORMS:
-            held = {**_FORMS[loss].defaults, **held}
-        key = _class_of(loss, held, (searched or {}).get(loss, ()))
+            values = {**_FORMS[loss].defaults, **values}
+        key = _equivalence_key(loss, values, (searched or {}).get(loss, ()))
         if key is not None:
             groups.setdefault(key, []).append(loss)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def function_knobs(loss: str) -> set[str]:
-    """The knobs that shape a loss of canonical form; all others are its training's."""
-    host = loss.removesuffix(SUFFIX)
-    form = _FORMS[host]
-    own = {form.scale, form.margin, *_NEUTRAL} - {""}
+def function_params(loss: str) -> set[str]:
+    """Return the hyperparameters that shape a loss of canonical form; all others shape training."""
+    host = loss.removesuffix(SYNTHESIS_SUFFIX)
+    own = {conversion.param for conversion in _FORMS[host].conversions}
     if host == "soft_triple":
         own |= {"centers", "gamma", "tau"}
-    return own | {"anneal_ratio", "synthesis_alpha", "synthesis_mu"}
+    return own | _SHAPE_PARAMS
 
 
 def function_ranges(
     loss: str, distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, BaseDistribution | str]:
-    """Where a loss of canonical form is searched, in units that all its names share.
+    """Return the searched ranges of a loss of canonical form, in units that its names share.
 
-    Two names of one function that are searched over other ranges are not one search: the better
-    range wins, and that is no noise.
+    Two names of one function that are searched over different ranges are not the same search: the
+    better range wins, and that gap is not noise.
     """
-    form = _FORMS[loss.removesuffix(SUFFIX)]
-    found: dict[str, BaseDistribution | str] = {
-        knob: distribution
-        for knob, distribution in distributions.items()
-        if knob in {*_NEUTRAL, "anneal_ratio", "synthesis_alpha", "synthesis_mu"}
+    form = _FORMS[loss.removesuffix(SYNTHESIS_SUFFIX)]
+    ranges: dict[str, BaseDistribution | str] = {
+        param: distribution
+        for param, distribution in distributions.items()
+        if param in _SHAPE_PARAMS
     }
-    if form.scale in distributions:
-        factor = 1.0 / form.factor if form.reciprocal else form.factor
-        scale = _times(distributions[form.scale], factor)
-        found["cosine scale"] = _reciprocal(scale) if form.reciprocal else scale
-    if form.margin in distributions:
-        found["margin"] = _times(distributions[form.margin], form.unit)
-    return found
+    for name, conversion in zip(("cosine scale", "margin"), form.conversions, strict=False):
+        if conversion.param in distributions:
+            ranges[name] = conversion.convert_range(distributions[conversion.param])
+    return ranges
 
 
-def start_of_proxies(loss: str) -> str:
-    """How a loss of canonical form starts its proxies, in words; no knob changes it."""
-    return _STARTS.get(loss, "at length one")
+def describe_proxy_init(loss: str) -> str:
+    """Return how a loss of canonical form initialises its proxies, in words."""
+    return _FORMS[loss.removesuffix(SYNTHESIS_SUFFIX)].proxy_init
 
 
-def _class_of(loss: str, fixed: Mapping[str, Value], searched: Collection[str]) -> object | None:
-    """A key shared by exactly the losses that are one function at all points left free."""
-    host = loss.removesuffix(SUFFIX)
-    form = _FORMS.get(host)
-    if form is None or (host == "soft_triple" and fixed.get("centers") != 1):
+def _find_form(loss: str, values: Mapping[str, ParamValue]) -> _LossForm | None:
+    """Return the form of a loss; SoftTriple has one only with a single centre per class."""
+    host = loss.removesuffix(SYNTHESIS_SUFFIX)
+    if host == "soft_triple" and values.get("centers") != 1:
         return None
-    free = set(searched)
-    fixed = {knob: value for knob, value in fixed.items() if knob not in free}
-    plugin = host != loss and fixed.get("synthesis_mu") != 0
-    margin, kind = _margin(form, fixed)
-    known = form.scale_at(fixed[form.scale]) if form.scale in fixed else None
-    rest = _rest(fixed, plugin=plugin)
-    if "temperature_mode" in free:
-        rest["anneal_ratio"] = fixed.get("anneal_ratio", _ANNEAL_RATIO)
-    free &= {*_NEUTRAL, "anneal_ratio", "synthesis_alpha", "synthesis_mu"}
-    rest = {knob: value for knob, value in rest.items() if knob not in free}
-    return kind, margin, known, plugin, tuple(sorted(rest.items())), tuple(sorted(free))
+    return _FORMS.get(host)
 
 
-def _margin(form: _Form, point: Mapping[str, Value]) -> tuple[float | None, str]:
-    """The margin (None where the point leaves it open) and what it is on."""
-    if not form.margin:
-        return 0.0, form.kind
-    margin = _rounded(_number(point[form.margin]) * form.unit) if form.margin in point else None
-    return margin, "cosine" if margin == 0 and form.kind == "angle" else form.kind
+def _has_synthesis(loss: str, values: Mapping[str, ParamValue]) -> bool:
+    return loss.endswith(SYNTHESIS_SUFFIX) and values.get("synthesis_mu") != 0
 
 
-def _rest(point: Mapping[str, Value], *, plugin: bool) -> dict[str, Value]:
-    """What else shapes the function at a point."""
-    rest = {k: v for k, v in point.items() if k in _NEUTRAL and v != _NEUTRAL[k]}
-    if rest.get("temperature_mode") == "annealed":
-        rest["anneal_ratio"] = point.get("anneal_ratio", _ANNEAL_RATIO)
-        if rest["anneal_ratio"] == 1:
-            del rest["temperature_mode"], rest["anneal_ratio"]
-    synthesis = {k: v for k, v in point.items() if k.startswith("synthesis_")}
-    for knob in synthesis:
-        rest.pop(knob, None)
-    if plugin and synthesis.get("synthesis_mu") != 0:
-        rest |= {k: v for k, v in synthesis.items() if v != _NEUTRAL.get(k)}
-    return rest
+def _equivalence_key(
+    loss: str, fixed: Mapping[str, ParamValue], searched: Collection[str]
+) -> object | None:
+    """Return a key that two losses share if they are the same function at all searched points."""
+    form = _find_form(loss, fixed)
+    if form is None:
+        return None
+    fixed = {param: value for param, value in fixed.items() if param not in searched}
+    synthesis = _has_synthesis(loss, fixed)
+    shape = _shape_values(fixed, synthesis=synthesis)
+    if "temperature_mode" in searched:
+        shape["anneal_ratio"] = fixed.get("anneal_ratio", _DEFAULT_ANNEAL_RATIO)
+    open_params = _SHAPE_PARAMS.intersection(searched)
+    shape = {param: value for param, value in shape.items() if param not in open_params}
+    return (
+        form.convert_margin(fixed),
+        form.scale.convert(fixed[form.scale.param]) if form.scale.param in fixed else None,
+        synthesis,
+        tuple(sorted(shape.items())),
+        tuple(sorted(open_params)),
+    )
 
 
-def _number(value: Value) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
-
-
-def _times(distribution: BaseDistribution, factor: float) -> BaseDistribution:
-    """The distribution of `factor` times the knob."""
-    if factor == 1.0:
-        return distribution
-    if isinstance(distribution, CategoricalDistribution):
-        return CategoricalDistribution([_rounded(c * factor) for c in distribution.choices])  # type: ignore[operator]
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high = _rounded(distribution.low * factor), _rounded(distribution.high * factor)
-    # Whole numbers drawn evenly in their logarithm have no step once they are multiplied.
-    step = None if distribution.log or distribution.step is None else distribution.step * factor
-    return FloatDistribution(low, high, log=distribution.log, step=step)
-
-
-def _reciprocal(distribution: BaseDistribution) -> BaseDistribution | str:
-    """The distribution of 1 / knob: words where Optuna has none, as for evenly drawn ones."""
-    if isinstance(distribution, CategoricalDistribution):
-        return CategoricalDistribution([_rounded(1.0 / c) for c in distribution.choices])  # type: ignore[operator]
-    if isinstance(distribution, FloatDistribution) and distribution.log:
-        low, high = _rounded(1.0 / distribution.high), _rounded(1.0 / distribution.low)
-        return FloatDistribution(low, high, log=True)
-    return f"searched as the reciprocal of {describe(distribution)}"
-
-
-def _rounded(number: float) -> float:
-    """Twelve digits: 1 / 0.05 and 2 / 0.1 are one number."""
-    return float(f"{number:.12g}")
+def _shape_values(values: Mapping[str, ParamValue], *, synthesis: bool) -> dict[str, ParamValue]:
+    """Return the values beside scale and margin that change the function."""
+    shape = {
+        param: value
+        for param, value in values.items()
+        if param in _SHAPE_PARAMS - {"anneal_ratio"}
+        and value != _NEUTRAL_VALUES.get(param)
+        and (synthesis or not param.startswith("synthesis_"))
+    }
+    if shape.get("temperature_mode") == "annealed":
+        ratio = values.get("anneal_ratio", _DEFAULT_ANNEAL_RATIO)
+        if ratio == 1:  # as a fixed temperature
+            del shape["temperature_mode"]
+        else:
+            shape["anneal_ratio"] = ratio
+    return shape

@@ -1,11 +1,11 @@
-"""Which space belongs to which loss?"""
+"""Search spaces by name of the loss."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
 
-from search_spaces import (
+from search_spaces.losses import (
     am_softmax,
     arcface,
     circle,
@@ -23,10 +23,10 @@ from search_spaces import (
     triplet,
     unified,
 )
-from search_spaces.space import Space
-from search_spaces.training import PAIR_RATES
+from search_spaces.shared.training import PAIR_RATE_PARAMS
+from search_spaces.space import SearchSpace
 
-SPACES: Mapping[str, Space] = {
+SPACES: Mapping[str, SearchSpace] = {
     "softmax": softmax.SPACE,
     "norm_softmax": norm_softmax.SPACE,
     "am_softmax": am_softmax.SPACE,
@@ -45,45 +45,47 @@ SPACES: Mapping[str, Space] = {
     "margin": margin.SPACE,
 }
 
-LIBRARY = "pml:"
+PML_PREFIX = "pml:"
 
-# Other ready-made questions about a loss, by (loss, variant): `space: official` in a study file.
-VARIANTS: Mapping[tuple[str, str], Space] = {
-    ("norm_softmax", "normface"): norm_softmax.NORMFACE,
-    ("proxy_nca_pp", "official"): proxy_nca_pp.OFFICIAL,
-    ("triplet", "semihard"): triplet.SEMIHARD,
+# Alternative spaces of a loss, by (loss, variant): `space: official` in a study file.
+SPACE_VARIANTS: Mapping[tuple[str, str], SearchSpace] = {
+    ("norm_softmax", "normface"): norm_softmax.NORMFACE_SPACE,
+    ("proxy_nca_pp", "official"): proxy_nca_pp.OFFICIAL_SPACE,
+    ("triplet", "semihard"): triplet.SEMIHARD_SPACE,
 }
 
 
-def get_space(name: str, *, variant: str = "") -> Space:
-    """The space of a loss; `HOST+synthesis` is composed from the host's and the plug-in's.
+def get_space(name: str, *, variant: str = "") -> SearchSpace:
+    """Return the space of a loss; `HOST+synthesis` combines those of the host and the plug-in.
 
-    Of a loss of pytorch-metric-learning (`pml:ClassName`) nothing is known but the rates of its
-    training: the ranges of its own knobs are for the study file to say.
+    The space of a pytorch-metric-learning loss (`pml:ClassName`) contains only learning rates; the
+    study file gives the ranges of its own hyperparameters.
 
     Raises:
-        ValueError: No such loss or variant, or a host without proxies.
+        ValueError: The loss or the variant is unknown, or the host has no proxies.
     """
-    host = name.removesuffix(synthesis.SUFFIX)
-    if name.startswith(LIBRARY) and host == name and not variant:
-        return Space(loss=name, paper="pytorch-metric-learning", scientific={}, nuisance=PAIR_RATES)
-    if host not in SPACES:
-        raise ValueError(f"No search space for {name!r}; {_hint(host)}.")
-    if variant and (host, variant) not in VARIANTS:
-        known = [v for loss, v in VARIANTS if loss == host]
-        raise ValueError(
-            f"{host} has no other space {variant!r}; known: {', '.join(known) or 'none'}."
+    host = name.removesuffix(synthesis.SYNTHESIS_SUFFIX)
+    if name.startswith(PML_PREFIX) and host == name and not variant:
+        return SearchSpace(
+            loss=name, paper="pytorch-metric-learning", scientific={}, nuisance=PAIR_RATE_PARAMS
         )
-    space = VARIANTS[host, variant] if variant else SPACES[host]
+    if host not in SPACES:
+        raise ValueError(f"no search space for {name!r}; {_known_spaces_hint(host)}")
+    if variant and (host, variant) not in SPACE_VARIANTS:
+        variants = [v for loss, v in SPACE_VARIANTS if loss == host]
+        raise ValueError(
+            f"{host} has no space variant {variant!r}; known: {', '.join(variants) or 'none'}"
+        )
+    space = SPACE_VARIANTS[host, variant] if variant else SPACES[host]
     if host == name:
         return space
-    if "proxy_lr" not in space.searched:
-        raise ValueError(f"Proxy Synthesis needs a loss with proxies, but {host!r} has none.")
-    return synthesis.compose(space)
+    if "proxy_lr" not in space.searched_params:
+        raise ValueError(f"Proxy Synthesis needs a loss with proxies, but {host!r} has none")
+    return synthesis.add_synthesis(space)
 
 
-def _hint(name: str) -> str:
-    if name.startswith(LIBRARY):
-        return "a loss of pytorch-metric-learning has no other spaces and takes no plug-in"
+def _known_spaces_hint(name: str) -> str:
+    if name.startswith(PML_PREFIX):
+        return "a pytorch-metric-learning loss has no space variants and takes no plug-in"
     close = difflib.get_close_matches(name, SPACES, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"known: {', '.join(SPACES)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SPACES)}"

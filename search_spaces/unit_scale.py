@@ -1,8 +1,8 @@
-"""Where is a knob's value on its own scale?
+"""Conversion between hyperparameter values and positions in [0, 1] on the sampling scale.
 
-Every analysis works in the unit cube of the *sampling* scale: a logarithmic knob is uniform in its
-logarithm, a choice in its index. (Integrating a logarithmic knob on its raw scale is how stock
-importances come out wrong.)
+Every analysis works in the unit cube of the *sampling* scale: a logarithmic hyperparameter is
+uniform in its logarithm, a choice in its index. Importances integrated on the raw scale of a
+logarithmic hyperparameter would be wrong.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from search_spaces.space import Value
+from search_spaces.space import ParamValue
 
 
 def to_unit(distribution: BaseDistribution, values: ArrayLike) -> NDArray[np.float64]:
-    """Values as positions in [0, 1]; choices sit at the middles of equal cells."""
+    """Return the positions of values in [0, 1]; choices are at the middles of equal cells."""
     if isinstance(distribution, CategoricalDistribution):
         choices = list(distribution.choices)
         index = np.array([choices.index(v) for v in np.asarray(values, dtype=object).ravel()])
         return (index + 0.5) / len(choices)
-    low, high = _bounds(distribution)
+    low, high = _transformed_bounds(distribution)
     numbers = np.asarray(values, dtype=np.float64)
     if high == low:
         return np.full_like(numbers, 0.5)
-    return (_transform(distribution, numbers) - low) / (high - low)
+    return (_transform_values(distribution, numbers) - low) / (high - low)
 
 
-def from_unit(distribution: BaseDistribution, position: float) -> Value:
-    """The value at a position in [0, 1]; positions outside are clipped to the range."""
+def from_unit(distribution: BaseDistribution, position: float) -> ParamValue:
+    """Return the value at a position in [0, 1]; positions outside are clipped."""
     position = min(max(float(position), 0.0), 1.0)
     if isinstance(distribution, CategoricalDistribution):
         choices = distribution.choices
         return choices[min(int(position * len(choices)), len(choices) - 1)]  # type: ignore[return-value]
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high = _bounds(distribution)
+    low, high = _transformed_bounds(distribution)
     number = low + position * (high - low)
     if distribution.log:
         number = math.exp(number)
@@ -61,8 +61,8 @@ def from_unit(distribution: BaseDistribution, position: float) -> Value:
     return float(min(max(number, distribution.low), distribution.high))
 
 
-def _bounds(distribution: BaseDistribution) -> tuple[float, float]:
-    """Range on the sampling scale; integers own half a step on each side."""
+def _transformed_bounds(distribution: BaseDistribution) -> tuple[float, float]:
+    """Return the range on the sampling scale; integers extend half a step to each side."""
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     low, high = float(distribution.low), float(distribution.high)
     if isinstance(distribution, IntDistribution):
@@ -70,6 +70,8 @@ def _bounds(distribution: BaseDistribution) -> tuple[float, float]:
     return (math.log(low), math.log(high)) if distribution.log else (low, high)
 
 
-def _transform(distribution: BaseDistribution, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def _transform_values(
+    distribution: BaseDistribution, numbers: NDArray[np.float64]
+) -> NDArray[np.float64]:
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     return np.log(numbers) if distribution.log else numbers

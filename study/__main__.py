@@ -1,5 +1,5 @@
-"""`python -m study`."""
+"""Entry point of `python -m study`."""
 
-from study.main import main
+from study.cli.main import main
 
 main()

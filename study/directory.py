@@ -1,14 +1,15 @@
-"""Where a study lives on disk.
+"""Study directory: the files of one study, its lock, and the lookup of studies by name.
 
-Everything of a study is in its directory, so it can be moved, copied or deleted as one:
+All files of a study are in one directory, which can be moved, copied or deleted:
 
-    plan.json         what was asked for, complete        study.yaml    the same, for people
-    optuna.journal    what was asked and came of it       errors/       tracebacks of failed trials
-    mlflow.db         MLflow's store (unless a server)    artifacts/    MLflow's artifacts
-    checkpoints/      one per unfinished trial, and the best of each loss
-    spool/            records on their way to MLflow      report/       the last report
-    data.json         what its data and weights were at the start; how it scored untrained
-    warnings.txt      what went wrong though trials went on, if anything did
+    plan.json         the complete plan                   study.yaml    the study file, for people
+    optuna.journal    jobs and outcomes                   errors/       tracebacks of failed trials
+    mlflow.db         MLflow store (without a server)     artifacts/    MLflow artifacts
+    checkpoints/      of unfinished trials, and of the best trials of each loss
+    spool/            records not yet sent to MLflow      report/       the latest report
+    data.json         fingerprints of data and weights; scores of the untrained backbone
+    warnings.txt      problems that did not stop the study, if any
+    lock              locked by the process that runs the study
 """
 
 from __future__ import annotations
@@ -27,89 +28,81 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from study.errors import StudyError, nearest
-from study.file import NAME
-from study.folders import cache_dir, studies_root
-from study.plan import PLAN_FILE, Plan, load_plan, save_plan, write_private
-from study.tracking.local import default_artifact_root, default_uri, is_local
+from study.config.plan import PLAN_FILE, Plan, load_plan, save_plan
+from study.config.schema import STUDY_NAME_PATTERN, STUDY_NAME_RULE
+from study.errors import StudyError, suggest_nearest_name
+from study.utils.files import write_owner_only
+from study.utils.paths import studies_root
 
-__all__ = [
-    "StudyHome",
-    "cache_dir",
-    "create_study",
-    "find_study",
-    "new_study",
-    "studies_root",
-    "study_names",
-]
-
-LOCK_TRIES, LOCK_PAUSE = 10, 0.05
-"""Whoever asks whether a study runs holds its lock for a moment: a start waits that long."""
+DATABASE_FILE = "mlflow.db"
+ARTIFACTS_FOLDER = "artifacts"
+LOCK_TRIES, LOCK_PAUSE_SECONDS = 10, 0.05
+"""`is_running` holds the lock for a moment; a starting run retries for longer than that."""
 
 
 @dataclass(frozen=True)
-class StudyHome:
+class StudyDirectory:
     """The directory of one study."""
 
-    directory: Path
+    path: Path
 
     @property
     def name(self) -> str:
-        """The study's name."""
-        return self.directory.name
+        """Name of the study."""
+        return self.path.name
 
     @property
-    def checkpoints(self) -> Path:
-        """The study's own place for checkpoints; see `checkpoint_place`."""
-        return self.directory / "checkpoints"
+    def checkpoints_dir(self) -> Path:
+        """Checkpoint folder within the study's directory; see `checkpoint_location`."""
+        return self.path / "checkpoints"
 
-    def checkpoint_place(self, plan: Plan) -> str:
-        """Where the study's trials keep checkpoints: a folder, or an S3 prefix.
+    def checkpoint_location(self, plan: Plan) -> str:
+        """Return where the study's checkpoints are: a folder or an S3 prefix.
 
-        In a place that is shared other users may have studies of the same name, and a study keeps
-        its own there when its directory is renamed.
+        In shared storage the name includes the study's id: other users may have studies of the
+        same name, and the directory of a study may be renamed.
         """
         shared = plan.file.storage.checkpoints
         if not shared:
-            return str(self.checkpoints)
-        own = f"{plan.name}-{plan.study_id[:8]}" if plan.study_id else self.name
-        return f"{shared.rstrip('/')}/{own}"
+            return str(self.checkpoints_dir)
+        subfolder = f"{plan.name}-{plan.study_id[:8]}" if plan.study_id else self.name
+        return f"{shared.rstrip('/')}/{subfolder}"
 
     @property
-    def spool(self) -> Path:
-        """Records on their way to MLflow."""
-        return self.directory / "spool"
+    def spool_dir(self) -> Path:
+        """Folder of records not yet sent to MLflow."""
+        return self.path / "spool"
 
     @property
-    def report(self) -> Path:
-        """The last report."""
-        return self.directory / "report"
+    def report_dir(self) -> Path:
+        """Folder of the latest report."""
+        return self.path / "report"
 
     @property
-    def errors(self) -> Path:
-        """Tracebacks of failed trials."""
-        return self.directory / "errors"
+    def errors_dir(self) -> Path:
+        """Folder of the tracebacks of failed trials."""
+        return self.path / "errors"
 
     def tracking_uri(self, plan: Plan) -> str:
-        """The study's MLflow store."""
-        return plan.file.tracking.uri or default_uri(self.directory)
+        """Return the tracking URI of the study's MLflow store."""
+        return plan.file.tracking.uri or default_tracking_uri(self.path)
 
     def artifact_root(self, plan: Plan) -> Path | None:
-        """Where a store in the study's directory keeps artifacts; None: the server decides."""
-        return default_artifact_root(self.directory) if is_local(self.tracking_uri(plan)) else None
+        """Return the artifact folder of a local store; None if the server decides."""
+        return default_artifact_root(self.path) if is_sqlite_uri(self.tracking_uri(plan)) else None
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the study for this process.
+    def hold_lock(self) -> Iterator[None]:
+        """Hold the study's lock while the block runs.
 
-        The lock belongs to the open file, so it is gone with the process, however that ends.
+        The lock belongs to the open file, so it is released however the process ends.
 
         Raises:
-            StudyError: Another process holds it.
+            StudyError: If another process holds the lock.
         """
-        path = self.directory / "lock"
+        path = self.path / "lock"
         with path.open("a+", encoding="utf-8") as file:
-            if not _lock(file):
+            if not _acquire_lock(file):
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 raise StudyError(f"study {self.name} is being run by {holder}")
@@ -118,18 +111,18 @@ class StudyHome:
             file.flush()
             yield
 
-    def holder(self) -> int | None:
-        """The process of this machine that holds the study; None when none does."""
+    def lock_holder_pid(self) -> int | None:
+        """Return the process of this machine that holds the lock; None if there is none."""
         if not self.is_running():
             return None
-        words = (self.directory / "lock").read_text(encoding="utf-8").split()
-        here = len(words) == 4 and words[3] == socket.gethostname()
-        return int(words[1]) if here else None
+        words = (self.path / "lock").read_text(encoding="utf-8").split()
+        is_local = len(words) == 4 and words[3] == socket.gethostname()
+        return int(words[1]) if is_local else None
 
     def is_running(self) -> bool:
-        """Whether some process holds the study right now."""
+        """Whether a process holds the study's lock now."""
         try:
-            with (self.directory / "lock").open(encoding="utf-8") as file:
+            with (self.path / "lock").open(encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
         except FileNotFoundError:
@@ -138,96 +131,111 @@ class StudyHome:
             return True
 
 
-def _lock(file: TextIO) -> bool:
+def _acquire_lock(file: TextIO) -> bool:
     for attempt in range(LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if attempt < LOCK_TRIES - 1:
-                time.sleep(LOCK_PAUSE)
+                time.sleep(LOCK_PAUSE_SECONDS)
     return False
 
 
-def study_names(root: Path | None = None) -> list[str]:
-    """The studies below a folder, sorted; one that is just being made is none yet."""
-    found = (path.parent.name for path in studies_root(root).glob(f"*/{PLAN_FILE}"))
-    return sorted(name for name in found if NAME.fullmatch(name))
+def list_study_names(root: Path | None = None) -> list[str]:
+    """Return the sorted names of the studies in a folder, without unfinished directories."""
+    names = (path.parent.name for path in studies_root(root).glob(f"*/{PLAN_FILE}"))
+    return sorted(name for name in names if STUDY_NAME_PATTERN.fullmatch(name))
 
 
-def find_study(name: str, root: Path | None = None) -> StudyHome:
-    """The home of an existing study, by name or by the path of its directory.
+def find_study(name: str, root: Path | None = None) -> StudyDirectory:
+    """Return the directory of an existing study, by name or by path.
 
     Raises:
-        StudyError: There is none; names the nearest.
+        StudyError: If there is no such study; the message names the nearest one.
     """
     as_path = Path(name)
     if (as_path / PLAN_FILE).exists():
-        return StudyHome(as_path.absolute())
+        return StudyDirectory(as_path.absolute())
     folder = studies_root(root)
-    known = sorted({*study_names(root), *(p.parent.name for p in folder.glob("*/mlflow.db"))})
-    home = StudyHome(folder / name)
-    if NAME.fullmatch(name) and home.directory.is_dir():
-        if (home.directory / "mlflow.db").exists() and not (home.directory / PLAN_FILE).exists():
+    imported = (path.parent.name for path in folder.glob(f"*/{DATABASE_FILE}"))
+    known = sorted({*list_study_names(root), *imported})
+    study_dir = StudyDirectory(folder / name)
+    if STUDY_NAME_PATTERN.fullmatch(name) and study_dir.path.is_dir():
+        if (study_dir.path / DATABASE_FILE).exists() and not (study_dir.path / PLAN_FILE).exists():
             raise StudyError(
-                f"{name} was imported: there is nothing to run; `study report`, `refine`, `claims` "
-                "and `ui` read it"
+                f"{name} was imported and cannot be run; use `study report`, `study refine`, "
+                "`study claims` or `study ui` to read it"
             )
-        load_plan(home.directory)
-        return home
+        load_plan(study_dir.path)
+        return study_dir
     if not known:
-        raise StudyError(f"no study {name!r}: {folder} holds no studies")
-    raise StudyError(f"no study {name!r} in {folder}; {nearest(name, known)}")
+        raise StudyError(f"no study {name!r}: {folder} contains no studies")
+    raise StudyError(f"no study {name!r} in {folder}; {suggest_nearest_name(name, known)}")
 
 
-def new_study(name: str, root: Path | None = None) -> StudyHome:
-    """The home of a study that does not exist yet; nothing is written.
+def new_study_directory(name: str, root: Path | None = None) -> StudyDirectory:
+    """Return the directory of a study that does not exist yet, without creating it.
 
     Raises:
-        StudyError: There is one of this name, or it is no name.
+        StudyError: If the study exists, or the name is invalid.
     """
-    if not NAME.fullmatch(name):
-        raise StudyError(
-            f"a study name is at most 100 letters, digits, '.', '_' or '-', not {name!r}"
-        )
-    home = StudyHome(studies_root(root) / name)
-    if home.directory.exists() and any(home.directory.iterdir()):
-        raise _exists(home)
-    return home
+    if not STUDY_NAME_PATTERN.fullmatch(name):
+        raise StudyError(f"{STUDY_NAME_RULE}, but got {name!r}")
+    study_dir = StudyDirectory(studies_root(root) / name)
+    if study_dir.path.exists() and any(study_dir.path.iterdir()):
+        raise _study_exists_error(study_dir)
+    return study_dir
 
 
-def create_study(home: StudyHome, plan: Plan) -> None:
-    """Make the study's directory: whole, or not at all, and only if nobody else just did.
+def create_study_directory(study_dir: StudyDirectory, plan: Plan) -> None:
+    """Create the directory of a study atomically.
 
-    It is filled under another name and then renamed; what a killed process left is removed.
+    It is filled under a temporary name and then renamed. Temporary directories that killed
+    processes left are removed.
 
     Raises:
-        StudyError: There is a study of this name, or its directory cannot be written.
+        StudyError: If the study exists, or its directory cannot be written.
     """
     import yaml
 
-    parent, unfinished = home.directory.parent, f".{home.name}.{secrets.token_hex(4)}.new"
-    temporary = parent / unfinished
+    parent = study_dir.path.parent
+    temporary = parent / f".{study_dir.name}.{secrets.token_hex(4)}.new"
     try:
         temporary.mkdir(parents=True)
         text = yaml.safe_dump(plan.file.model_dump(mode="json"), sort_keys=False)
-        write_private(temporary / "study.yaml", text, plan.file.tracking.uri)
+        write_owner_only(temporary / "study.yaml", text, plan.file.tracking.uri)
         save_plan(plan, temporary)
-        temporary.rename(home.directory)  # refused where there is a folder that is not empty
+        temporary.rename(study_dir.path)  # fails if the target is a non-empty folder
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        # Whoever was faster may have taken this one's folder for a leftover.
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or (home.directory / PLAN_FILE).exists():
-            raise _exists(home) from None
-        raise StudyError(f"cannot write {home.directory}: {error}") from None
-    leftover = re.compile(rf"\.{re.escape(home.name)}\.[0-9a-f]{{8}}\.new")
+        # A concurrent, faster call may have removed this temporary folder as a leftover.
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or (study_dir.path / PLAN_FILE).exists():
+            raise _study_exists_error(study_dir) from None
+        raise StudyError(f"cannot write {study_dir.path}: {error}") from None
+    leftover = re.compile(rf"\.{re.escape(study_dir.name)}\.[0-9a-f]{{8}}\.new")
     for path in parent.iterdir():
         if leftover.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _exists(home: StudyHome) -> StudyError:
+def _study_exists_error(study_dir: StudyDirectory) -> StudyError:
     return StudyError(
-        f"study {home.name} exists in {home.directory.parent}; "
-        f"go on with `study resume {home.name}` or choose another name (--set name=...)"
+        f"study {study_dir.name} already exists in {study_dir.path.parent}; continue it with "
+        f"`study resume {study_dir.name}` or choose another name with --set name=..."
     )
+
+
+def default_tracking_uri(study_dir: Path) -> str:
+    """Return the tracking URI of the SQLite store in a study's directory."""
+    return f"sqlite:///{study_dir.absolute() / DATABASE_FILE}"
+
+
+def default_artifact_root(study_dir: Path) -> Path:
+    """Return the artifact folder of the store in a study's directory."""
+    return study_dir.absolute() / ARTIFACTS_FOLDER
+
+
+def is_sqlite_uri(uri: str) -> bool:
+    """Whether a tracking URI names an SQLite file."""
+    return uri.startswith("sqlite:")

@@ -1,4 +1,4 @@
-"""Fixtures that every part of the suite may use."""
+"""Fixtures of all tests, and the distribution of tests over worker processes."""
 
 from __future__ import annotations
 
@@ -13,75 +13,42 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from study.home import StudyHome
+    from study.directory import StudyDirectory
 
-# Two test processes share two cores, and trials have processes of their own: one thread each.
+# Two test processes and the processes of their trials share two cores, so each has one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Ray lets trials wait for everything else; here everything else is other tests, which never end.
+# By default Ray gives trials a lower priority, so other tests would delay them.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-FAULTS = {
-    "hosts": (
-        "test_ray_up.py",
-        "test_rank_trials.py",
-        "test_storage.py",
-        "test_autoscaling.py",
-    ),
-    "processes": ("test_faults.py", "test_chaos.py"),
-    "trials": ("test_struck.py",),
-}
-"""Files whose tests start whole studies and kill their processes, hosts and disks: `make faults`.
-Those of a group run one after the other, or the cores would be busy with starting processes."""
-
-REAL = (
-    "test_run.py",
-    "test_real_studies.py",
-    "test_importing.py",
-    "test_rank_group.py",
-    "test_mlflow_ui.py",
-)
-"""Files whose tests run trials on Ray or look at them in a browser; one after the other, too."""
-
-SHARED = {
-    "demo": ("test_analyses.py", "test_record.py"),
-    "ranks": ("test_ranks_are_exact.py", "test_shards.py", "test_world.py"),
-}
-"""Files whose tests share what is dear to set up: one worker takes them all."""
-
-SPLIT = ("losses", "data", "search_spaces")
-"""Folders whose tests share nothing that is dear to set up: any worker may take any of them."""
-
-
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest starts first, and what any worker may take comes last."""
-    faults = {file for files in FAULTS.values() for file in files}
+    """Keep the tests of a file together, start the slowest group first and split tests last.
+
+    Files with the same `xdist_group` run on one worker, because they share an expensive set-up or
+    would compete for the cores. Tests marked `split` share no set-up, so any worker may run them.
+    """
     for item in items:
-        if item.path.name in faults:
-            item.add_marker(pytest.mark.faults)
-    items.sort(key=lambda item: (item.path.name not in REAL, item.path.parent.name in SPLIT))
+        if item.get_closest_marker("xdist_group") is None and not _is_split(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+    items.sort(key=lambda item: (_get_group(item) != "ray", _is_split(item)))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests out so that set-up is paid once and few processes run side by side."""
-    from xdist.scheduler import LoadScopeScheduling
+def _is_split(item: pytest.Item) -> bool:
+    return item.get_closest_marker("split") is not None
 
-    groups = {file: group for group, files in (FAULTS | SHARED).items() for file in files}
-    groups |= dict.fromkeys(REAL, "real")
 
-    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = Path(nodeid.split("::")[0])
-            return nodeid if file.parent.name in SPLIT else groups.get(file.name, str(file))
-
-    return ByGroup(config, log)
+def _get_group(item: pytest.Item) -> str | None:
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print how far ranks differ from one process, if this run measured it."""
-    table = Path(config.cache.mkdir("exactness")) / "table.txt"
+    """Print the differences between several ranks and one process, if this run measured them."""
+    cache = getattr(config, "cache", None)  # None with `-p no:cacheprovider`
+    table = Path(cache.mkdir("exactness")) / "table.txt" if cache else Path("none")
     if table.exists():
         terminalreporter.section("several ranks against one process")
         terminalreporter.write(table.read_text(encoding="utf-8"))
@@ -90,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Directory of real data, outside the repository; tests skip where there is none."""
+    """Return the directory of real data outside the repository; skip the test without it."""
     named = os.environ.get("DML_STUDY_DATA")
     candidates = (
         [Path(named)]
@@ -108,7 +75,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all test processes, so that glyphs are drawn once; never the user's own."""
+    """Set one data cache for all test processes, separate from the user's, and return it."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -118,7 +85,7 @@ def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_ray() -> Iterator[None]:
-    """One local Ray for all tests that run trials in this process."""
+    """Start one local Ray for all tests that run trials in this process."""
     import logging
 
     import ray
@@ -138,59 +105,61 @@ def shared_ray() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def real_study(
     tmp_path_factory: pytest.TempPathFactory, shared_ray: None, data_cache: Path
-) -> StudyHome:
-    """A study on a real Ray: searched, swept, confirmed and reported; leave its trials alone."""
-    from study.plan import load_plan
-    from study.requests import confirm_jobs, sweep_jobs
-    from study.running import incumbents
-    from study.tuning.run import run
-    from tests.study.driven import start
+) -> StudyDirectory:
+    """Run a study with search, sweep, confirmation and report; tests must not add trials to it."""
+    from study.config.plan import load_plan
+    from study.runner.points import find_incumbents
+    from study.runner.run import RunOptions, run
+    from study.search.requests import make_confirm_jobs, make_sweep_jobs
+    from tests.support.running_studies import create_study
 
-    home = start(tmp_path_factory.mktemp("real"))
-    plan = load_plan(home.directory)
-    assert run(home, plan, report=False).finished
-    best = incumbents(home, plan)
-    swept = sweep_jobs(plan, best, knobs=["alpha"], losses=["proxy_anchor"], values=3, seeds=1)
-    summary = run(home, plan, requests=[*swept, *confirm_jobs(plan, best)], search=False)
-    assert summary.finished
-    assert summary.tracked
-    return home
+    study_dir = create_study(tmp_path_factory.mktemp("real"))
+    plan = load_plan(study_dir.path)
+    assert run(study_dir, plan, options=RunOptions(report=False)).is_finished
+    best = find_incumbents(study_dir, plan)
+    swept = make_sweep_jobs(
+        plan, best, params=["alpha"], losses=["proxy_anchor"], values=3, seeds=1
+    )
+    summary = run(study_dir, plan, requests=[*swept, *make_confirm_jobs(plan, best)], search=False)
+    assert summary.is_finished
+    assert summary.is_tracked
+    return study_dir
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """A private PostgreSQL server from Debian's packages; gives a URI with a password in it."""
+    """Start a PostgreSQL server of Debian's packages and yield its URI, with user and password."""
     binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not binaries:
         reason = "no PostgreSQL server: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    from study.tracking.server import free_port
+    from study.tracking.ui_server import find_free_port
 
     tools = binaries[-1].parent
     as_owner = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     folder = Path(tempfile.mkdtemp(prefix="dml-postgres-"))
-    data, word, port = folder / "data", folder / "word", free_port()
-    word.write_text("s3cret-word", encoding="utf-8")
+    data, password, port = folder / "data", folder / "password", find_free_port()
+    password.write_text("s3cret-word", encoding="utf-8")
     if as_owner:
         shutil.chown(folder, "postgres")
-        shutil.chown(word, "postgres")
-    setup = ["--username=ada", f"--pwfile={word}", "--auth=scram-sha-256", "--encoding=UTF8"]
+        shutil.chown(password, "postgres")
+    setup = ["--username=ada", f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8"]
     options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
     control = [*as_owner, str(tools / "pg_ctl"), "-D", str(data), "-w"]
     try:
-        _run([*as_owner, str(tools / "initdb"), "-D", str(data), *setup])
-        _run([*control, "-o", options, "-l", str(folder / "log"), "start"])
+        _run_command([*as_owner, str(tools / "initdb"), "-D", str(data), *setup])
+        _run_command([*control, "-o", options, "-l", str(folder / "log"), "start"])
         try:
             yield f"postgresql://ada:s3cret-word@127.0.0.1:{port}/postgres"
         finally:
-            _run([*control, "-m", "immediate", "stop"])
+            _run_command([*control, "-m", "immediate", "stop"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(command: list[str]) -> None:
+def _run_command(command: list[str]) -> None:
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/", check=False
     )

@@ -1,12 +1,11 @@
-"""Everything a trial is told, as plain values.
+"""Configuration of a trial: training hyperparameters and the trial specification.
 
-A `TrialSpec` is all a trial knows: it crosses process and machine borders as JSON, so a trial can
-be started again anywhere from its spec and its last checkpoint.
+A `TrialSpec` is the only input of a trial. It is sent between processes and machines as JSON, so a
+trial can be restarted on any node from its spec and its last checkpoint.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -16,35 +15,38 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-Value = bool | int | float | str
+from trainables.utils.suggestions import unknown_name_error
+
+ParamValue = bool | int | float | str
 Split = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The training knobs. Each can be fixed for a study or searched by a loss's space.
+class TrainingSettings:
+    """Training hyperparameters, each fixed for a study or searched in a loss's search space.
 
     Args:
-        epochs: Length of a full trial.
+        epochs: Number of epochs of a complete trial.
         batch_size: Images per step, over all ranks.
-        images_per_class: Class-balanced batches with this many images of each class; 0 shuffles.
+        images_per_class: Images of each class in a class-balanced batch; 0 shuffles instead.
         backbone_lr: Learning rate of the backbone.
         head_lr: Learning rate of the embedding layer.
-        proxy_lr: Learning rate of everything the loss learns.
-        weight_decay: Decoupled, on all groups (the papers decay proxies too).
-        adam_eps: Adam's epsilon; a proxy learning rate means nothing without it.
-        clip_grad: Clip each gradient value to this; 0 does not clip.
+        proxy_lr: Learning rate of the loss's proxies.
+        weight_decay: Decoupled weight decay of backbone, head and proxies (as in the papers).
+        adam_eps: Adam's epsilon. It determines what a proxy learning rate means, because proxy
+            gradients can be as small as epsilon.
+        clip_grad: Absolute value to which each gradient entry is clipped; 0 disables clipping.
         lr_decay: `cosine` to zero over `epochs`, `step` (x 0.1 after half and three quarters), or
             `none`.
-        warmup_epochs: First epochs with a frozen backbone.
-        bn_freeze: Batch norm of the backbone: `none`, `stats` (running statistics are used and
-            kept), `all` (the affine weights do not train either).
-        pooling: Of the feature map: `avg`, `max`, or their sum `avg+max`.
+        warmup_epochs: Number of first epochs in which the backbone does not train.
+        bn_freeze: What is frozen in the backbone's batch norm: `none`, `stats` (running statistics
+            are used and not updated), or `all` (the affine weights do not train either).
+        pooling: Pooling of the feature map: `avg`, `max`, or their sum `avg+max`.
         layer_norm: Layer norm without affine weights before the embedding layer.
         embedding_dim: Size of the embedding.
-        augment: A preset of `trainables.data.augment`.
-        negative_share: Share of the classes absent from a batch that a proxy loss compares it
-            with, drawn anew each step; 1 takes all. For very many classes.
+        augment: Augmentation preset of `trainables.data.augment`.
+        negative_share: Fraction of the classes absent from a batch that a proxy loss uses as
+            negatives, resampled at each step; 1 uses all. Saves time with very many classes.
     """
 
     epochs: int = 20
@@ -67,16 +69,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.negative_share > 1:
-            raise ValueError(f"`negative_share <= 1` must hold, but got {self.negative_share}.")
-        for name, rule in _RULES.items():
+            raise ValueError(f"`negative_share <= 1` must hold, but got {self.negative_share}")
+        for name, rule in _LOWER_BOUNDS.items():
             value = getattr(self, name)
             low, inclusive = rule
             if value < low or (value == low and not inclusive):
                 sign = ">=" if inclusive else ">"
-                raise ValueError(f"`{name} {sign} {low:g}` must hold, but got {name}={value}.")
+                raise ValueError(f"`{name} {sign} {low:g}` must hold, but got {name}={value}")
 
 
-_RULES: Mapping[str, tuple[float, bool]] = types.MappingProxyType(
+_LOWER_BOUNDS: Mapping[str, tuple[float, bool]] = types.MappingProxyType(
     {
         "epochs": (1, True),
         "batch_size": (2, True),
@@ -94,72 +96,70 @@ _RULES: Mapping[str, tuple[float, bool]] = types.MappingProxyType(
 )
 
 
-def settings_from(values: Mapping[str, Any]) -> Settings:
-    """Settings with defaults for what is not given.
+def parse_settings(values: Mapping[str, Any]) -> TrainingSettings:
+    """Return settings from values by name, with defaults for missing ones.
 
     Raises:
-        ValueError: An unknown knob, a value of the wrong type, or one outside its range.
+        ValueError: If a name is unknown, or a value has the wrong type or is out of range.
     """
-    hints = typing.get_type_hints(Settings)
-    known = {f.name for f in fields(Settings)}
+    hints = typing.get_type_hints(TrainingSettings)
+    known = {f.name for f in fields(TrainingSettings)}
     clean: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"unknown training knob {name!r}; {hint}")
-        clean[name] = _typed(name, hints[name], value)
-    return Settings(**clean)
+            raise unknown_name_error("training hyperparameter", name, known)
+        clean[name] = _coerce_value(name, hints[name], value)
+    return TrainingSettings(**clean)
 
 
-def _typed(name: str, hint: Any, value: Any) -> Any:
+def _coerce_value(name: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise ValueError(f"`{name}` is one of {', '.join(choices)}, but got {value!r}.")
+            raise ValueError(f"`{name}` must be one of {', '.join(choices)}, but got {value!r}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if type(value) is not hint:
-        raise ValueError(f"`{name}` is of type {hint.__name__}, but got {value!r}.")
+        raise ValueError(f"`{name}` must be of type {hint.__name__}, but got {value!r}")
     if hint is float and not math.isfinite(value):
-        raise ValueError(f"`{name}` must be finite, but got {value!r}.")
+        raise ValueError(f"`{name}` must be finite, but got {value!r}")
     return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """One trial: what to train, on what, and where to keep its checkpoint.
+    """Specification of one trial: loss, data, backbone, settings and checkpoint location.
 
     Args:
         trial: Key within the study; names the checkpoint.
-        loss: Registry name.
-        loss_knobs: Arguments of the loss.
-        settings: Training knobs.
+        loss: Name of the loss in the registry.
+        loss_knobs: Hyperparameters of the loss.
+        settings: Training hyperparameters.
         seed: Seed of the first replica; replica i uses `seed + i`.
-        replicas: Seeds trained side by side inside this trial; the score is their mean.
+        replicas: Number of seeds trained inside this trial; the score is their mean.
         split: `validation` trains on part of the training classes and scores the rest; `test`
             trains on all of them and scores the test classes.
-        folds: Validation folds (ignored for `test`).
-        objective: The metric that is the trial's score.
-        recall_at: The K of Recall@K.
-        nmi: Whether clusters are scored, too.
+        folds: Number of validation folds (ignored for `test`).
+        objective: Name of the metric that is the trial's score.
+        recall_at: Values of K for Recall@K.
+        nmi: Whether normalised mutual information of a clustering is computed too.
         dataset: Name and options of the data set.
-        backbone: Name and options of the backbone; empty for data that are features.
-        cache_dir: Where decoded data and features of this node live.
-        checkpoint_dir: Where the trial keeps its checkpoint; empty for none.
+        backbone: Name and options of the backbone; empty if the data set holds features.
+        cache_dir: Directory of decoded data and features on the node that runs the trial.
+        checkpoint_dir: Directory or S3 prefix of the trial's checkpoint; empty to write none.
         checkpoint_every: Epochs between checkpoints.
         threads: CPU threads of each rank; 0 leaves torch's default.
-        resources: What the trial occupies: `ranks_per_trial`, `nodes_per_trial`,
+        resources: Resources of the trial: `ranks_per_trial`, `nodes_per_trial`,
             `cpus_per_trial`, `gpus_per_trial`, and `shard_proxies`.
     """
 
     trial: str
     loss: str
-    loss_knobs: Mapping[str, Value]
-    settings: Settings
+    loss_knobs: Mapping[str, ParamValue]
+    settings: TrainingSettings
     seed: int
     dataset: Mapping[str, Any]
     backbone: Mapping[str, Any]
@@ -176,29 +176,32 @@ class TrialSpec:
     resources: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the spec as plain JSON types."""
         return asdict(self)
 
     def training_key(self) -> str:
-        """A short key that is equal for trials that train the same, wherever and however placed."""
-        placed = ("trial", "cache_dir", "checkpoint_dir", "checkpoint_every", "threads")
-        told = {k: v for k, v in asdict(self).items() if k not in (*placed, "resources")}
-        text = json.dumps(_numbers(told), sort_keys=True, default=str)
+        """Return a hash of everything that affects the trained weights.
+
+        Trials that differ only in name, location, threads or resources have the same key.
+        """
+        placement = ("trial", "cache_dir", "checkpoint_dir", "checkpoint_every", "threads")
+        values = {k: v for k, v in asdict(self).items() if k not in (*placement, "resources")}
+        text = json.dumps(_convert_ints_to_floats(values), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrialSpec:
-        """The inverse of `to_dict`."""
+        """Return the spec that `to_dict` converted."""
         values = dict(data)
-        values["settings"] = settings_from(values["settings"])
+        values["settings"] = parse_settings(values["settings"])
         values["recall_at"] = tuple(values["recall_at"])
         return cls(**values)
 
 
-def _numbers(value: Any) -> Any:
-    """The same with 32 and 32.0 made equal: which one it is depends on where a value was kept."""
+def _convert_ints_to_floats(value: Any) -> Any:
+    """Return `value` with ints as floats: the type depends on where a value was stored."""
     if isinstance(value, Mapping):
-        return {str(key): _numbers(item) for key, item in value.items()}
+        return {str(key): _convert_ints_to_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_numbers(item) for item in value]
+        return [_convert_ints_to_floats(item) for item in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

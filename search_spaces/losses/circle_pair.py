@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from search_spaces.circle import GAMMA, PAPER, STABLE_CLAIMS, M
-from search_spaces.claims import BetterLoss, Claim
-from search_spaces.space import Published, Space
-from search_spaces.training import COMMON_PAIR_RATES, PAIR_RATES, STAND_IN
+from search_spaces.claims import BetterLoss, PaperClaim
+from search_spaces.losses.circle import CIRCLE_PAPER, GAMMA_PARAM, MARGIN_PARAM, STABILITY_CLAIMS
+from search_spaces.shared.training import COMMON_PAIR_RATES, COMMON_RATES_NOTE, PAIR_RATE_PARAMS
+from search_spaces.space import PublishedPoint, SearchSpace
 
-SPACE = Space(
+SPACE = SearchSpace(
     loss="circle_pair",
-    paper=PAPER,
-    scientific={"gamma": GAMMA, "m": M},
-    nuisance=PAIR_RATES,
+    paper=CIRCLE_PAPER,
+    scientific={"gamma": GAMMA_PARAM, "m": MARGIN_PARAM},
+    nuisance=PAIR_RATE_PARAMS,
     published=(
-        Published(
+        PublishedPoint(
             "paper, fine-grained retrieval",
             {"gamma": 80.0, "m": 0.4, **COMMON_PAIR_RATES},
-            note=STAND_IN + "no official code exists to take others from.",
+            note=COMMON_RATES_NOTE + "no official code exists to take others from.",
         ),
     ),
     claims=(
-        *STABLE_CLAIMS,
-        Claim(
+        *STABILITY_CLAIMS,
+        PaperClaim(
             "better-than-triplet",
             "Scores higher than the triplet loss.",
-            f"{PAPER}, section 4.4",
+            f"{CIRCLE_PAPER}, section 4.4",
             BetterLoss("triplet"),
         ),
     ),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search_spaces.space import Float, Knob, Published, Space
-from search_spaces.training import COMMON_RATES, PROXY_RATES, STAND_IN
+from search_spaces.shared.training import COMMON_PROXY_RATES, COMMON_RATES_NOTE, PROXY_RATE_PARAMS
+from search_spaces.space import Float, Hyperparameter, PublishedPoint, SearchSpace
 
-SPACE = Space(
+SPACE = SearchSpace(
     loss="norm_softmax",
     paper="Zhai & Wu, BMVC 2019, arXiv:1811.12649",
     scientific={
-        "temperature": Knob(
+        "temperature": Hyperparameter(
             Float(0.005, 0.5, log=True),
             symbol="σ",
             latex=r"\sigma",
@@ -19,31 +19,32 @@ SPACE = Space(
             "function; tuned ones on record are 0.06 to 0.11, published 0.05. Acts by its ratio.",
         ),
     },
-    nuisance=PROXY_RATES,
+    nuisance=PROXY_RATE_PARAMS,
     published=(
-        Published(
+        PublishedPoint(
             "official code, all data sets",
-            {"temperature": 0.05, **COMMON_RATES},
-            note=STAND_IN + "the authors use SGD at 1e-3 to 1e-2 for all parameters.",
+            {"temperature": 0.05, **COMMON_PROXY_RATES},
+            note=COMMON_RATES_NOTE + "the authors use SGD at 1e-3 to 1e-2 for all parameters.",
         ),
-        Published(
+        PublishedPoint(
             "Proxy Synthesis's code, its NormSoftmax baseline on Cars-196",
-            {"temperature": 1 / 23, **COMMON_RATES},
+            {"temperature": 1 / 23, **COMMON_PROXY_RATES},
             note="Rates as published, with L2 decay and Adam's eps at 0.01.",
         ),
     ),
 )
 
-# The scale is a parameter of the loss; what is searched is where it starts.
-NORMFACE = replace(
+# The scale is a parameter of the loss; its initial value is searched.
+NORMFACE_SPACE = replace(
     SPACE,
     paper="Wang et al., ACM MM 2017, arXiv:1704.06369",
     fixed={"temperature_mode": "learned"},
     published=(
-        Published(
+        PublishedPoint(
             "official code, faces",
-            {"temperature": 0.1, **COMMON_RATES},
-            note=STAND_IN + "the authors use SGD, with class weights 100 times as fast as the "
+            {"temperature": 0.1, **COMMON_PROXY_RATES},
+            note=COMMON_RATES_NOTE
+            + "the authors use SGD, with class weights 100 times as fast as the "
             "rest. The scale starts at 10.",
         ),
     ),

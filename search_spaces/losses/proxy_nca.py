@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from search_spaces.space import Float, Knob, Published, Space
-from search_spaces.training import COMMON_RATES, PROXY_RATES
+from search_spaces.shared.training import COMMON_PROXY_RATES, PROXY_RATE_PARAMS
+from search_spaces.space import Float, Hyperparameter, PublishedPoint, SearchSpace
 
-_NOTE = (
+_REFERENCE_CODE_NOTE = (
     "Scale as in the reference code, which keeps the own class in the sum and smooths labels by "
     "0.1. Its Adam has eps = 1, so its rates (0.045; proxies 1 to 10) have no equal here; those "
     "common to three official codes with Adam stand in."
 )
 
-SPACE = Space(
+SPACE = SearchSpace(
     loss="proxy_nca",
     paper="Movshovitz-Attias et al., ICCV 2017, arXiv:1703.07464",
     scientific={
-        "scale": Knob(
+        "scale": Hyperparameter(
             Float(1.0, 100.0, log=True),
             symbol="s",
             reason="The factor of the squared distance: cosine scales 2 to 200, as for the other "
@@ -23,16 +23,16 @@ SPACE = Space(
             "its ratio.",
         ),
     },
-    nuisance=PROXY_RATES,
+    nuisance=PROXY_RATE_PARAMS,
     published=(
-        Published(
+        PublishedPoint(
             "reference code (dichotomies), CUB-200-2011 and Cars-196",
-            {"scale": 9.0, **COMMON_RATES},
-            note=_NOTE,
+            {"scale": 9.0, **COMMON_PROXY_RATES},
+            note=_REFERENCE_CODE_NOTE,
         ),
-        Published(
+        PublishedPoint(
             "Proxy Synthesis's code, its Proxy-NCA baseline on Cars-196",
-            {"scale": 12.0, **COMMON_RATES},
+            {"scale": 12.0, **COMMON_PROXY_RATES},
             note="Rates as published, with Adam's eps at 0.01; keeps the own class in the sum.",
         ),
     ),

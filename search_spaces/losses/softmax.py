@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from search_spaces.extra import EXTRA
-from search_spaces.space import Published, Space
-from search_spaces.training import COMMON_RATES, PROXY_RATES, STAND_IN
+from search_spaces.shared.optional import OPTIONAL_PARAMS
+from search_spaces.shared.training import COMMON_PROXY_RATES, COMMON_RATES_NOTE, PROXY_RATE_PARAMS
+from search_spaces.space import PublishedPoint, SearchSpace
 
-SPACE = Space(
+SPACE = SearchSpace(
     loss="softmax",
     paper="cross-entropy over inner products",
-    # It has no knob of its own; smoothing is the one that changes what it asks for.
-    scientific={"label_smoothing": EXTRA["label_smoothing"]},
-    nuisance=PROXY_RATES,
+    # The loss has no hyperparameter of its own; label smoothing changes its target.
+    scientific={"label_smoothing": OPTIONAL_PARAMS["label_smoothing"]},
+    nuisance=PROXY_RATE_PARAMS,
     published=(
-        Published(
+        PublishedPoint(
             "common practice",
-            {"label_smoothing": 0.0, **COMMON_RATES},
-            note=STAND_IN + "no paper owns this loss.",
+            {"label_smoothing": 0.0, **COMMON_PROXY_RATES},
+            note=COMMON_RATES_NOTE + "no paper owns this loss.",
         ),
     ),
 )

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search_spaces.am_softmax import GAMMA, M
-from search_spaces.am_softmax import SPACE as AM_SOFTMAX
-from search_spaces.circle import PAPER
-from search_spaces.space import Published, Space
-from search_spaces.training import COMMON_PAIR_RATES, PAIR_RATES, PROXY_RATES
+from search_spaces.losses.am_softmax import GAMMA_PARAM, MARGIN_PARAM
+from search_spaces.losses.am_softmax import SPACE as AM_SOFTMAX
+from search_spaces.losses.circle import CIRCLE_PAPER
+from search_spaces.shared.training import COMMON_PAIR_RATES, PAIR_RATE_PARAMS, PROXY_RATE_PARAMS
+from search_spaces.space import PublishedPoint, SearchSpace
 
 # The same range under this paper's letter: AM-softmax writes s, eq. 1 of the Circle paper gamma.
-_KNOBS = {"gamma": replace(GAMMA, symbol="γ", latex=r"\gamma"), "m": M}
-_SAME = "At class level the unified loss is AM-softmax: its setting."
+_UNIFIED_PARAMS = {"gamma": replace(GAMMA_PARAM, symbol="γ", latex=r"\gamma"), "m": MARGIN_PARAM}
+_SAME_FUNCTION_NOTE = "At class level the unified loss is AM-softmax: its setting."
 
-CLASS_SPACE = Space(
+CLASS_SPACE = SearchSpace(
     loss="unified",
-    paper=PAPER,
-    scientific=_KNOBS,
-    nuisance=PROXY_RATES,
+    paper=CIRCLE_PAPER,
+    scientific=_UNIFIED_PARAMS,
+    nuisance=PROXY_RATE_PARAMS,
     published=tuple(
-        Published(point.source, point.values, note=f"{_SAME} {point.note}")
+        PublishedPoint(point.source, point.values, note=f"{_SAME_FUNCTION_NOTE} {point.note}")
         for point in AM_SOFTMAX.published
     ),
 )
 
-PAIR_SPACE = Space(
+PAIR_SPACE = SearchSpace(
     loss="unified_pair",
-    paper=PAPER,
-    scientific=_KNOBS,
-    nuisance=PAIR_RATES,
+    paper=CIRCLE_PAPER,
+    scientific=_UNIFIED_PARAMS,
+    nuisance=PAIR_RATE_PARAMS,
     published=(
-        Published(
+        PublishedPoint(
             "AM-softmax's code, faces",
             {"gamma": 30.0, "m": 0.35, **COMMON_PAIR_RATES},
             note="Borrowed: the paper prints no setting of eq. 1 with pairs; at class level this "

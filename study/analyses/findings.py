@@ -1,4 +1,7 @@
-"""Everything a study's trials say, computed once, for whatever shows it."""
+"""Findings: the results of all analyses of a study, computed once for report, CLI and tracking.
+
+`study.analyses.ANALYSES` says which question each field answers.
+"""
 
 from __future__ import annotations
 
@@ -6,59 +9,57 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from study.analyses import (
-    advice,
-    claims,
-    comparison,
+    diagnostics,
     divergence,
+    early_stopping,
+    epoch_selection_bias,
     expected_best,
-    history,
     importance,
-    inflation,
+    interactions,
     leaderboard,
-    lint,
-    pairs,
-    response,
-    settle,
-    stable,
-    stopping,
+    loss_comparison,
+    next_trials,
+    optimization_history,
+    response_curves,
+    stable_ranges,
     sweeps,
-    tuning,
+    tunability,
 )
+from study.analyses.claims import judge, settling_trials
 from study.analyses.loss_model import LossModel
-from study.analyses.noise import SeedNoise, seed_noise
-from study.analyses.samples import gather
-from study.analyses.surrogate import (
+from study.analyses.surrogate.observations import collect_observations
+from study.analyses.surrogate.seed_noise import SeedNoise, estimate_seed_noise
+from study.analyses.surrogate.surrogate import (
     Refusal,
-    Surrogate,
-    fit,
+    SurrogateModel,
+    fit_surrogate,
     refuse_importance,
     refuse_response,
 )
-from study.table import TrialTable
-from study.threads import one_thread
-from study.workers import each
+from study.trials.table import TrialTable
+from study.utils.parallel import parallel_map
+from study.utils.threads import single_threaded
 
-Frame = pd.DataFrame | Refusal
+FrameOrRefusal = pd.DataFrame | Refusal
 
-WORTH_HELP = 300
-"""With fewer trials a helper takes longer to start than it saves."""
+MIN_TRIALS_FOR_HELPERS = 300
+"""With fewer trials, starting helper processes takes longer than they save."""
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """What difference of scores is too small to care about, and who said so."""
+class ScoreTolerance:
+    """The score difference that counts as negligible, and where it comes from."""
 
     value: float
     source: str
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What tuning does to the published point (see `study.analyses.tuning`)."""
+class TunabilityFindings:
+    """What tuning changes compared with the published point (see `study.analyses.tunability`)."""
 
     gain: tuple[float, float, float]
     tunability: pd.DataFrame
@@ -68,193 +69,213 @@ class Tuned:
 
 @dataclass(frozen=True)
 class LossFindings:
-    """What the trials of one loss say; a Refusal stands where they do not say."""
+    """Findings about one loss, with a `Refusal` for what the trials cannot answer."""
 
     loss: str
-    noise: SeedNoise
-    tolerance: Tolerance
-    surrogate: Surrogate | Refusal
-    importance: Frame
-    good_importance: Frame
-    pairs: Frame
-    curves: Frame
-    stable: Frame
-    tuned: Tuned | Refusal
+    seed_noise: SeedNoise
+    tolerance: ScoreTolerance
+    surrogate: SurrogateModel | Refusal
+    importance: FrameOrRefusal
+    good_importance: FrameOrRefusal
+    interactions: FrameOrRefusal
+    response_curves: FrameOrRefusal
+    stable_ranges: FrameOrRefusal
+    tuning: TunabilityFindings | Refusal
     surfaces: tuple[pd.DataFrame, ...]
     sweeps: pd.DataFrame
-    sweep_models: Mapping[tuple[str, str], pd.DataFrame]
+    sweep_predictions: Mapping[tuple[str, str], pd.DataFrame]
     divergence: pd.DataFrame
-    collapsed: pd.DataFrame
-    expected: pd.DataFrame
-    stopping: pd.DataFrame
-    pool: advice.Pool | None = field(repr=False)
+    collapsed_trials: pd.DataFrame
+    expected_best: pd.DataFrame
+    early_stopping: pd.DataFrame
+    candidate_pool: next_trials.CandidatePool | None = field(repr=False)
 
     @property
-    def model(self) -> LossModel:
-        """What the claims and the advice need."""
-        no_curves = self.curves if isinstance(self.curves, Refusal) else None
-        return LossModel(self.surrogate, no_curves, self.tolerance.value)
+    def loss_model(self) -> LossModel:
+        """The part that claims and suggested trials need."""
+        refusal = self.response_curves if isinstance(self.response_curves, Refusal) else None
+        return LossModel(self.surrogate, refusal, self.tolerance.value)
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What a study says."""
+class StudyFindings:
+    """Findings about a study."""
 
     table: TrialTable
     leaderboard: pd.DataFrame
-    history: pd.DataFrame
-    confirmed: pd.DataFrame
-    inflation: pd.DataFrame
-    paired: pd.DataFrame
-    best: pd.DataFrame
+    optimization_history: pd.DataFrame
+    confirmed_scores: pd.DataFrame
+    epoch_selection_bias: pd.DataFrame
+    pairwise_tests: pd.DataFrame
+    best_probabilities: pd.DataFrame
     best_split: str
     noise_floor: pd.DataFrame
-    cost: pd.DataFrame
+    epoch_cost: pd.DataFrame
     claims: pd.DataFrame
-    advice: pd.DataFrame
-    lint: pd.DataFrame
+    suggested_trials: pd.DataFrame
+    diagnostics: pd.DataFrame
     losses: Mapping[str, LossFindings]
 
     @property
-    def models(self) -> dict[str, LossModel]:
-        """Every loss's model."""
-        return {loss: found.model for loss, found in self.losses.items()}
+    def loss_models(self) -> dict[str, LossModel]:
+        """Model of every loss."""
+        return {loss: findings.loss_model for loss, findings in self.losses.items()}
 
 
-@one_thread
-def find(table: TrialTable, *, seed: int = 0, advised: int = 16) -> Findings:
-    """Run every analysis; the same table and seed give the same findings, on however many cores."""
-    helpers = None if len(table.trials) >= WORTH_HELP else 0
+@single_threaded
+def analyse_study(table: TrialTable, *, seed: int = 0, n_suggestions: int = 16) -> StudyFindings:
+    """Run every analysis. Deterministic for a table and a seed, on any number of cores.
+
+    Args:
+        table: Trials of the study.
+        seed: Seed of all random draws.
+        n_suggestions: Number of trials to suggest.
+    """
+    helpers = None if len(table.trials) >= MIN_TRIALS_FOR_HELPERS else 0
     names = list(table.spaces)
-    found = each(partial(find_loss, table, seed=seed), names, helpers=helpers)
-    losses = dict(zip(names, found, strict=True))
-    models = {loss: found.model for loss, found in losses.items()}
-    surrogates = {loss: one.surrogate for loss, one in losses.items()}
-    pools = {loss: one.pool for loss, one in losses.items()}
-    draws, split = comparison.best_draws(table, surrogates, seed=seed)
-    warnings = pd.concat([lint.lint_table(table), lint.lint_results(table)])
-    return Findings(
+    results = parallel_map(partial(analyse_loss, table, seed=seed), names, helpers=helpers)
+    losses = dict(zip(names, results, strict=True))
+    models = {loss: findings.loss_model for loss, findings in losses.items()}
+    surrogates = {loss: findings.surrogate for loss, findings in losses.items()}
+    pools = {loss: findings.candidate_pool for loss, findings in losses.items()}
+    draws, split = loss_comparison.draw_tuned_scores(table, surrogates, seed=seed)
+    warnings = pd.concat([diagnostics.check_table_spaces(table), diagnostics.check_results(table)])
+    return StudyFindings(
         table=table,
-        leaderboard=leaderboard.analyse(table),
-        history=history.analyse(table),
-        confirmed=comparison.confirmed(table),
-        inflation=inflation.analyse(table),
-        paired=comparison.paired(table),
-        best=comparison.probability_best(comparison.pooled(draws, comparison.one_function(table))),
+        leaderboard=leaderboard.analyse_leaderboard(table),
+        optimization_history=optimization_history.analyse_optimization_history(table),
+        confirmed_scores=loss_comparison.summarise_confirmed_scores(table),
+        epoch_selection_bias=epoch_selection_bias.analyse_epoch_selection_bias(table),
+        pairwise_tests=loss_comparison.compare_losses_pairwise(table),
+        best_probabilities=loss_comparison.estimate_probability_best(
+            loss_comparison.pool_equivalent_draws(
+                draws, loss_comparison.find_equivalent_groups(table)
+            )
+        ),
         best_split=split,
-        noise_floor=comparison.noise_floor(table),
-        cost=comparison.cost(table),
-        claims=settle.priced(table, models, claims.analyse(table, models, seed=seed)),
-        advice=advice.advise(table, models, n=advised, seed=seed, pools=pools),
-        lint=warnings.reset_index(drop=True),
+        noise_floor=loss_comparison.measure_noise_floor(table),
+        epoch_cost=loss_comparison.summarise_epoch_cost(table),
+        claims=settling_trials.add_trial_counts(
+            table, models, judge.analyse_claims(table, models, seed=seed)
+        ),
+        suggested_trials=next_trials.suggest_trials(
+            table, models, n=n_suggestions, seed=seed, pools=pools
+        ),
+        diagnostics=warnings.reset_index(drop=True),
         losses=losses,
     )
 
 
-def tolerance_of(table: TrialTable, loss: str, surrogate: Surrogate | Refusal) -> Tolerance:
-    """The user's tolerance; else one seed sigma of the loss, of all losses, or of the model."""
+def choose_tolerance(
+    table: TrialTable, loss: str, surrogate: SurrogateModel | Refusal
+) -> ScoreTolerance:
+    """Return the tolerance of the study file, or else the seed noise.
+
+    The noise is that of the loss, of all losses pooled, or of the model, in this order.
+    """
     stated = table.protocol.get("tolerance")
     if stated:
-        return Tolerance(float(stated), "set in the study file")
-    own, pooled = seed_noise(table, loss), seed_noise(table)
-    if own.reliable:
-        return Tolerance(own.sigma, "one seed sigma of this loss")
-    if pooled.measured:
-        return Tolerance(pooled.sigma, "one seed sigma, all losses pooled")
-    if isinstance(surrogate, Surrogate):
-        return Tolerance(surrogate.noise, "the model's noise (no seed was repeated)")
-    return Tolerance(float("nan"), "unknown: no seed was repeated")
+        return ScoreTolerance(float(stated), "set in the study file")
+    own, pooled = estimate_seed_noise(table, loss), estimate_seed_noise(table)
+    if own.is_reliable:
+        return ScoreTolerance(own.sigma, "one seed sigma of this loss")
+    if pooled.is_measured:
+        return ScoreTolerance(pooled.sigma, "one seed sigma, all losses pooled")
+    if isinstance(surrogate, SurrogateModel):
+        return ScoreTolerance(surrogate.noise_sd, "noise of the model (no seed was repeated)")
+    return ScoreTolerance(float("nan"), "unknown: no seed was repeated")
 
 
-@one_thread
-def find_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
-    """All findings about one loss."""
-    samples = gather(table, loss)
-    model = fit(samples, seed=seed)
-    noise = seed_noise(table, loss)
-    tolerance = tolerance_of(table, loss, model)
-    risk = model.risk if isinstance(model, Surrogate) else None
-    fallen = divergence.collapsed(table, loss)
-    fails = bool(samples.diverged.any()) or len(fallen) > 0
-    shares = _shares(model, seed)
-    curves, ranges, tuned = _curves(table, model, noise, tolerance.value, seed)
+@single_threaded
+def analyse_loss(table: TrialTable, loss: str, *, seed: int = 0) -> LossFindings:
+    """Return all findings about one loss."""
+    observations = collect_observations(table, loss)
+    model = fit_surrogate(observations, seed=seed)
+    noise = estimate_seed_noise(table, loss)
+    tolerance = choose_tolerance(table, loss, model)
+    divergence_model = model.divergence_model if isinstance(model, SurrogateModel) else None
+    collapsed_trials = divergence.find_collapsed_trials(table, loss)
+    has_failures = bool(observations.diverged.any()) or len(collapsed_trials) > 0
+    params, good_params, pairs = _analyse_importance(model, seed)
+    curves, ranges, tuning = _analyse_response(table, model, noise, tolerance.value, seed)
     return LossFindings(
         loss=loss,
-        noise=noise,
+        seed_noise=noise,
         tolerance=tolerance,
         surrogate=model,
-        importance=shares[0],
-        good_importance=shares[1],
-        pairs=shares[2],
-        curves=curves,
-        stable=ranges,
-        tuned=tuned,
-        surfaces=_surfaces(model, curves, shares[2]),
-        sweeps=sweeps.analyse(table, loss),
-        sweep_models=_sweep_models(table, model, loss),
-        divergence=divergence.analyse(samples, risk, fallen) if fails else pd.DataFrame(),
-        collapsed=fallen,
-        expected=expected_best.analyse(table, loss),
-        stopping=stopping.analyse(table, loss, seed=seed),
-        pool=advice.prepare(loss, model, tolerance.value, seed=seed),
+        importance=params,
+        good_importance=good_params,
+        interactions=pairs,
+        response_curves=curves,
+        stable_ranges=ranges,
+        tuning=tuning,
+        surfaces=_analyse_surfaces(model, curves, pairs),
+        sweeps=sweeps.analyse_sweeps(table, loss),
+        sweep_predictions=_predict_sweeps(table, model, loss),
+        divergence=divergence.analyse_divergence(observations, divergence_model, collapsed_trials)
+        if has_failures
+        else pd.DataFrame(),
+        collapsed_trials=collapsed_trials,
+        expected_best=expected_best.analyse_expected_best(table, loss),
+        early_stopping=early_stopping.analyse_early_stopping(table, loss, seed=seed),
+        candidate_pool=next_trials.prepare_candidate_pool(loss, model, tolerance.value, seed=seed),
     )
 
 
-def _shares(model: Surrogate | Refusal, seed: int) -> tuple[Frame, Frame, Frame]:
-    refused = model if isinstance(model, Refusal) else refuse_importance(model)
-    if refused is not None or isinstance(model, Refusal):
-        assert refused is not None
-        return refused, refused, refused
-    values = importance.design_values(model, seed=seed)
-    shares = importance.of_values(values)
-    floor = float(np.median(model.samples.scores[model.samples.last]))
-    good = importance.of_values(values, floor=floor)
-    return (
-        importance.of_knobs(model, shares),
-        importance.of_knobs(model, good),
-        importance.of_pairs(model, shares),
-    )
+def _analyse_importance(
+    model: SurrogateModel | Refusal, seed: int
+) -> tuple[FrameOrRefusal, FrameOrRefusal, FrameOrRefusal]:
+    refusal = model if isinstance(model, Refusal) else refuse_importance(model)
+    if refusal is not None or isinstance(model, Refusal):
+        assert refusal is not None
+        return refusal, refusal, refusal
+    return importance.analyse_importance(model, seed=seed)
 
 
-def _curves(
+def _analyse_response(
     table: TrialTable,
-    model: Surrogate | Refusal,
+    model: SurrogateModel | Refusal,
     noise: SeedNoise,
     tolerance: float,
     seed: int,
-) -> tuple[Frame, Frame, Tuned | Refusal]:
-    noise = noise if noise.reliable else seed_noise(table)
-    refused = model if isinstance(model, Refusal) else refuse_response(model, noise)
-    if refused is not None or isinstance(model, Refusal):
-        assert refused is not None
-        return refused, refused, refused
-    curves = response.analyse(model, tolerance=tolerance)
-    ranges = stable.analyse(curves, model, tolerance=tolerance)
-    places = tuning.ends(table, model)
-    if places is None:
-        return curves, ranges, Refusal("The space has no published point to start from.")
-    tuned = Tuned(
-        gain=tuning.gain(model, places),
-        tunability=tuning.tunability(model, places),
-        leave=tuning.leave(model, places, tolerance=tolerance, seed=seed),
-        path=tuning.path(model, places),
+) -> tuple[FrameOrRefusal, FrameOrRefusal, TunabilityFindings | Refusal]:
+    noise = noise if noise.is_reliable else estimate_seed_noise(table)
+    refusal = model if isinstance(model, Refusal) else refuse_response(model, noise)
+    if refusal is not None or isinstance(model, Refusal):
+        assert refusal is not None
+        return refusal, refusal, refusal
+    curves = response_curves.analyse_response_curves(model, tolerance=tolerance)
+    ranges = stable_ranges.analyse_stable_ranges(curves, model, tolerance=tolerance)
+    endpoints = tunability.find_tuning_endpoints(table, model)
+    if endpoints is None:
+        return curves, ranges, Refusal("The search space has no published point to start from.")
+    tuning = TunabilityFindings(
+        gain=tunability.estimate_tuning_gain(model, endpoints),
+        tunability=tunability.analyse_tunability(model, endpoints),
+        leave=tunability.assess_keeping_published(model, endpoints, tolerance=tolerance, seed=seed),
+        path=tunability.compute_ablation_path(model, endpoints),
     )
-    return curves, ranges, tuned
+    return curves, ranges, tuning
 
 
-def _surfaces(
-    model: Surrogate | Refusal, curves: Frame, interactions: Frame
+def _analyse_surfaces(
+    model: SurrogateModel | Refusal, curves: FrameOrRefusal, pairs: FrameOrRefusal
 ) -> tuple[pd.DataFrame, ...]:
     if isinstance(model, Refusal) or isinstance(curves, Refusal):
         return ()
-    known = interactions if isinstance(interactions, pd.DataFrame) else None
-    return tuple(pairs.analyse(model, pair) for pair in pairs.choose(model, known))
+    shares = pairs if isinstance(pairs, pd.DataFrame) else None
+    return tuple(
+        interactions.analyse_interaction(model, pair)
+        for pair in interactions.choose_pairs(model, shares)
+    )
 
 
-def _sweep_models(
-    table: TrialTable, model: Surrogate | Refusal, loss: str
+def _predict_sweeps(
+    table: TrialTable, model: SurrogateModel | Refusal, loss: str
 ) -> dict[tuple[str, str], pd.DataFrame]:
     if isinstance(model, Refusal):
         return {}
-    found = sweeps.measured(table, loss)
-    return {(sweep.knob, sweep.anchor): sweeps.model(model, sweep) for sweep in found}
+    return {
+        (sweep.param, sweep.anchor): sweeps.predict_sweep(model, sweep)
+        for sweep in sweeps.collect_sweeps(table, loss)
+    }

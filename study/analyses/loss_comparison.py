@@ -1,8 +1,8 @@
-"""Which loss is really better, and how sure is that?
+"""Which loss is really better, and how certain is that?
 
-Confirmed test scores decide: the best point of each loss, trained again with fresh seeds on test
-classes that the search never saw. Without them, repeats or the model on validation classes give a
-weaker answer, and the frames say so.
+Confirmed test scores decide: the best point of each loss, trained again with fresh seeds and tested
+on classes that the search never used. Without them, repeats or the model on validation classes give
+a weaker answer, and the frames say so.
 """
 
 from __future__ import annotations
@@ -12,96 +12,103 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 from scipy.stats import ttest_ind, ttest_rel
 
-from study.analyses import twins
-from study.analyses.leaderboard import incumbent, published_trials
-from study.analyses.noise import seed_noise
-from study.analyses.samples import Array, full_epochs, searching
-from study.analyses.surrogate import Refusal, Surrogate
-from study.analyses.tuning import tuned_point
-from study.table import TrialTable
+from study.analyses import equivalent_losses
+from study.analyses.intervals import compute_mean_interval
+from study.analyses.leaderboard import (
+    UNTRAINED_BACKBONE_LABEL,
+    find_incumbent_trial,
+    select_published_trials,
+)
+from study.analyses.surrogate.observations import FloatArray
+from study.analyses.surrogate.seed_noise import estimate_seed_noise
+from study.analyses.surrogate.surrogate import Refusal, SurrogateModel
+from study.analyses.tunability import find_tuned_point
+from study.trials.selection import get_full_epochs, select_validation_trials
+from study.trials.table import TrialTable
 
 
-def confirmed(table: TrialTable) -> pd.DataFrame:
-    """Test scores of confirmed points, best first, with 95 % intervals over seeds.
+def summarise_confirmed_scores(table: TrialTable) -> pd.DataFrame:
+    """Return the test scores of confirmed points, best first, with 95 % intervals over seeds.
 
-    Returns `loss`, `point` (`tuned` or `published`), `seeds`, `mean`, `low`, `high`, `sigma`; and
-    the untrained backbone when its test score is known.
+    Returns:
+        `loss`, `point` (`tuned` or `published`), `seeds`, `mean`, `low`, `high`, `sigma`; and a row
+        for the untrained backbone if its test score is known.
     """
     rows = []
     for loss in table.spaces:
         for kind in ("tuned", "published"):
-            scores = confirmed_scores(table, loss, kind)
+            scores = get_confirmed_scores(table, loss, kind)
             if len(scores):
-                rows.append((loss, kind, len(scores), *_mean_interval(scores.to_numpy())))
+                rows.append((loss, kind, len(scores), *compute_mean_interval(scores.to_numpy())))
     objective = str(table.protocol.get("objective", "score"))
     untrained = table.baseline.get("test", {}).get(objective)
     if rows and untrained is not None:
         nan = float("nan")
-        rows.append(("untrained backbone", "", 0, float(untrained), nan, nan, nan))
+        rows.append((UNTRAINED_BACKBONE_LABEL, "", 0, float(untrained), nan, nan, nan))
     columns = ["loss", "point", "seeds", "mean", "low", "high", "sigma"]
     frame = pd.DataFrame(rows, columns=columns)
     return frame.sort_values("mean", ascending=False, ignore_index=True)
 
 
-def confirmed_scores(table: TrialTable, loss: str, kind: str = "tuned") -> pd.Series:
-    """Test scores by seed of a loss's tuned or published point."""
-    return confirmed_trials(table, loss, kind).groupby("seed")["score"].mean().astype(float)
+def get_confirmed_scores(table: TrialTable, loss: str, kind: str = "tuned") -> pd.Series:
+    """Return the test scores by seed of the tuned or published point of a loss."""
+    return select_confirmed_trials(table, loss, kind).groupby("seed")["score"].mean().astype(float)
 
 
-def confirmed_trials(table: TrialTable, loss: str, kind: str = "tuned") -> pd.DataFrame:
-    """The trials on test classes of a loss's tuned or published point."""
-    trials = table.of(loss)
+def select_confirmed_trials(table: TrialTable, loss: str, kind: str = "tuned") -> pd.DataFrame:
+    """Select the trials on test classes at the tuned or published point of a loss."""
+    trials = table.trials_of(loss)
     trials = trials[(trials["split"] == "test") & trials["score"].notna()]
-    known = published_trials(table, loss, split="test")["trial"]
-    at_published = trials["trial"].isin(known) | (trials["anchor"] == "published")
-    # When the published point is also the best one, it is both.
+    published = select_published_trials(table, loss, split="test")["trial"]
+    at_published = trials["trial"].isin(published) | (trials["anchor"] == "published")
+    # If the published point is also the best one, its trials count as both.
     chosen = trials[at_published if kind == "published" or at_published.all() else ~at_published]
     if len(chosen) and kind == "tuned":
-        chosen = chosen[chosen["point"] == _tuned_point(table, loss, chosen)]
+        chosen = chosen[chosen["point"] == _confirmed_tuned_point(table, loss, chosen)]
     return chosen
 
 
-def _tuned_point(table: TrialTable, loss: str, confirmed: pd.DataFrame) -> str:
-    """The search's best point if it was confirmed, else the one that was confirmed last.
+def _confirmed_tuned_point(table: TrialTable, loss: str, confirmed: pd.DataFrame) -> str:
+    """Return the best point of the search if it was confirmed, else the one confirmed last.
 
-    By validation scores alone: which point does best on test classes must not matter.
+    The choice uses validation scores only: test scores must not select a point.
     """
-    best = incumbent(table, loss)
+    best = find_incumbent_trial(table, loss)
     if best is not None and (confirmed["point"] == best["point"]).any():
         return str(best["point"])
     return str(confirmed.sort_values("number")["point"].iloc[-1])
 
 
-def paired(table: TrialTable) -> pd.DataFrame:
-    """Every two tuned losses: difference of confirmed test scores, tested with Holm's correction.
+def compare_losses_pairwise(table: TrialTable) -> pd.DataFrame:
+    """Compare the confirmed test scores of every two tuned losses, with Holm's correction.
 
-    Two names of one function, trained alike, are not compared: their difference is the noise
-    floor. Paired by seed where at least three seeds are shared, else Welch's test.
+    Two names of the same function, trained identically, are not compared: their difference is the
+    noise floor. The test is paired by seed if at least three seeds are shared, else Welch's test.
 
-    Returns `loss`, `other`, `difference`, `low`, `high` (95 %, uncorrected), `p`, `p_holm`,
-    `test`, `verdict` (`better`, `worse`, `cannot tell`, at a corrected 5 %).
+    Returns:
+        `loss`, `other`, `difference`, `low`, `high` (95 %, uncorrected), `p`, `test`, `p_holm`,
+        `verdict` (`better`, `worse`, `cannot tell`, at a corrected 5 %).
     """
     rows = []
-    scores = {loss: confirmed_scores(table, loss) for loss in table.spaces}
-    groups = one_function(table)
+    scores = {loss: get_confirmed_scores(table, loss) for loss in table.spaces}
+    groups = find_equivalent_groups(table)
     for a, b in combinations([k for k, v in scores.items() if len(v) >= 2], 2):
         if any(a in group and b in group for group in groups):
             continue
-        rows.append((a, b, *_difference(scores[a], scores[b])))
+        rows.append((a, b, *_test_difference(scores[a], scores[b])))
     columns = ["loss", "other", "difference", "low", "high", "p", "test"]
     frame = pd.DataFrame(rows, columns=columns)
-    frame["p_holm"] = holm(frame["p"].to_numpy(dtype=float))
-    sure = frame["p_holm"] < 0.05
-    sign = np.where(frame["difference"] > 0, "better", "worse")
-    frame["verdict"] = np.where(sure, sign, "cannot tell")
+    frame["p_holm"] = apply_holm_correction(frame["p"].to_numpy(dtype=float))
+    is_significant = frame["p_holm"] < 0.05
+    direction = np.where(frame["difference"] > 0, "better", "worse")
+    frame["verdict"] = np.where(is_significant, direction, "cannot tell")
     return frame.sort_values("p", ignore_index=True)
 
 
-def holm(p: Array) -> Array:
-    """Holm's step-down correction; order is kept."""
+def apply_holm_correction(p: FloatArray) -> FloatArray:
+    """Apply Holm's step-down correction; the order is kept."""
     order = np.argsort(p)
     scaled = p[order] * (len(p) - np.arange(len(p)))
     out = np.empty_like(p)
@@ -109,29 +116,41 @@ def holm(p: Array) -> Array:
     return out
 
 
-def best_draws(
-    table: TrialTable, models: Mapping[str, Surrogate | Refusal], *, seed: int = 0, n: int = 4000
-) -> tuple[dict[str, Array], str]:
-    """Plausible scores of every loss's tuned point, and where they come from.
+def draw_tuned_scores(
+    table: TrialTable,
+    models: Mapping[str, SurrogateModel | Refusal],
+    *,
+    seed: int = 0,
+    n: int = 4000,
+) -> tuple[dict[str, FloatArray], str]:
+    """Draw plausible scores of the tuned point of every loss.
 
-    Test scores when every loss that has scores is confirmed with two seeds or more, else
-    validation: repeats of the incumbent (without the trial that won), else the model there.
+    From test scores if every loss with scores is confirmed with at least two seeds, else from
+    validation scores: repeats of the incumbent (without the winning trial), else the model at its
+    best point.
+
+    Returns:
+        Draws by loss, and the split that they come from.
     """
     rng = np.random.default_rng(seed)
-    losses = [loss for loss in table.spaces if incumbent(table, loss) is not None]
-    tested = {loss: confirmed_scores(table, loss).to_numpy(dtype=float) for loss in losses}
+    losses = [loss for loss in table.spaces if find_incumbent_trial(table, loss) is not None]
+    tested = {loss: get_confirmed_scores(table, loss).to_numpy(dtype=float) for loss in losses}
     if losses and all(len(v) >= 2 for v in tested.values()):
-        return {k: _t_draws(v, rng, n) for k, v in tested.items()}, "test"
+        return {k: _draw_t_means(v, rng, n) for k, v in tested.items()}, "test"
     out = {}
     for loss in losses:
-        found = _validation_draws(table, loss, models.get(loss), rng, n)
-        if found is not None:
-            out[loss] = found
+        draws = _draw_validation_scores(table, loss, models.get(loss), rng, n)
+        if draws is not None:
+            out[loss] = draws
     return out, "validation"
 
 
-def probability_best(draws: Mapping[str, Array]) -> pd.DataFrame:
-    """`loss`, `score`, `low`, `high` (90 %), `probability` of having the highest score."""
+def estimate_probability_best(draws: Mapping[str, FloatArray]) -> pd.DataFrame:
+    """Return the probability that each loss has the highest score.
+
+    Returns:
+        `loss`, `score`, `low`, `high` (90 %), `probability`; most probable first.
+    """
     columns = ["loss", "score", "low", "high", "probability"]
     if not draws:
         return pd.DataFrame(columns=columns)
@@ -143,13 +162,18 @@ def probability_best(draws: Mapping[str, Array]) -> pd.DataFrame:
     return frame.sort_values("probability", ascending=False, ignore_index=True)
 
 
-def one_function(table: TrialTable) -> list[tuple[str, ...]]:
-    """Groups of the study's losses that are one function under several names, trained alike."""
-    return twins.one_function(table.spaces)
+def find_equivalent_groups(table: TrialTable) -> list[tuple[str, ...]]:
+    """Return the groups of losses that are the same function, trained identically."""
+    return equivalent_losses.find_equivalent_losses(table.spaces)
 
 
-def pooled(draws: Mapping[str, Array], groups: Sequence[Sequence[str]]) -> dict[str, Array]:
-    """Draws with one entry for each function: names of one share the first one's, in turn."""
+def pool_equivalent_draws(
+    draws: Mapping[str, FloatArray], groups: Sequence[Sequence[str]]
+) -> dict[str, FloatArray]:
+    """Return the draws with one entry per function.
+
+    Equivalent losses share the entry of the first one, which takes their draws in turn.
+    """
     out = dict(draws)
     for group in groups:
         members = [name for name in group if name in out]
@@ -162,34 +186,36 @@ def pooled(draws: Mapping[str, Array], groups: Sequence[Sequence[str]]) -> dict[
     return out
 
 
-def noise_floor(table: TrialTable) -> pd.DataFrame:
-    """How far apart two names of the same loss, trained alike, came out (an A/A test).
+def measure_noise_floor(table: TrialTable) -> pd.DataFrame:
+    """Return how far apart two names of the same loss, trained identically, came out (an A/A test).
 
-    A difference between losses that is not clearly larger than this is search noise. Returns
-    `loss`, `other`, `validation` and `test` differences (absolute).
+    A difference between losses that is not clearly larger is search noise.
+
+    Returns:
+        `loss`, `other`, and the absolute differences `validation` and `test`.
     """
     rows = []
-    for group in one_function(table):
+    for group in find_equivalent_groups(table):
         for a, b in combinations(group, 2):
-            tops = [incumbent(table, name) for name in (a, b)]
-            if tops[0] is None or tops[1] is None:
+            incumbents = [find_incumbent_trial(table, name) for name in (a, b)]
+            if incumbents[0] is None or incumbents[1] is None:
                 continue
-            gap = abs(float(tops[0]["score"]) - float(tops[1]["score"]))
-            tests = [confirmed_scores(table, name) for name in (a, b)]
-            known = all(len(t) for t in tests)
-            test = abs(float(tests[0].mean() - tests[1].mean())) if known else float("nan")
-            rows.append((a, b, gap, test))
+            validation = abs(float(incumbents[0]["score"]) - float(incumbents[1]["score"]))
+            scores = [get_confirmed_scores(table, name) for name in (a, b)]
+            are_confirmed = all(len(s) for s in scores)
+            test = abs(float(scores[0].mean() - scores[1].mean())) if are_confirmed else np.nan
+            rows.append((a, b, validation, test))
     return pd.DataFrame(rows, columns=["loss", "other", "validation", "test"])
 
 
-def cost(table: TrialTable) -> pd.DataFrame:
-    """Seconds per epoch of every loss: median over trials, quartiles, and ratio to the cheapest.
+def summarise_epoch_cost(table: TrialTable) -> pd.DataFrame:
+    """Return seconds per epoch of every loss: median, quartiles, and ratio to the cheapest.
 
-    Nodes and batch sizes differ between trials; the quartiles show how much.
+    Nodes and batch sizes differ between trials; the quartiles show by how much.
     """
     rows = []
     for loss in table.spaces:
-        trials = table.of(loss)
+        trials = table.trials_of(loss)
         trials = trials[(trials["epochs"] > 0) & (trials["seconds"] > 0)]
         if len(trials):
             each = (trials["seconds"] / trials["epochs"]).to_numpy(dtype=float)
@@ -199,53 +225,45 @@ def cost(table: TrialTable) -> pd.DataFrame:
     return frame.assign(ratio=frame["seconds_per_epoch"] / cheapest)
 
 
-def _mean_interval(scores: Array) -> tuple[float, float, float, float]:
-    n, mean = len(scores), float(scores.mean())
-    if n < 2:
-        return mean, float("nan"), float("nan"), float("nan")
-    sigma = float(scores.std(ddof=1))
-    half = float(student.ppf(0.975, n - 1)) * sigma / np.sqrt(n)
-    return mean, mean - half, mean + half, sigma
-
-
-def _difference(a: pd.Series, b: pd.Series) -> tuple[float, float, float, float, str]:
+def _test_difference(a: pd.Series, b: pd.Series) -> tuple[float, float, float, float, str]:
     shared = sorted(set(a.index) & set(b.index))
     if len(shared) >= 3:
         x, y = a[shared].to_numpy(), b[shared].to_numpy()
         if np.ptp(x - y) < 1e-15:
             gap = float((x - y).mean())
             return gap, gap, gap, 1.0 if gap == 0 else 0.0, "paired t"
-        found, name = ttest_rel(x, y), "paired t"
+        result, name = ttest_rel(x, y), "paired t"
     else:
         x, y = a.to_numpy(), b.to_numpy()
-        found, name = ttest_ind(x, y, equal_var=False), "Welch t"
-    low, high = found.confidence_interval(0.95)
-    return float(x.mean() - y.mean()), float(low), float(high), float(found.pvalue), name
+        result, name = ttest_ind(x, y, equal_var=False), "Welch t"
+    low, high = result.confidence_interval(0.95)
+    return float(x.mean() - y.mean()), float(low), float(high), float(result.pvalue), name
 
 
-def _t_draws(scores: Array, rng: np.random.Generator, n: int) -> Array:
+def _draw_t_means(scores: FloatArray, rng: np.random.Generator, n: int) -> FloatArray:
     spread = scores.std(ddof=1) / np.sqrt(len(scores))
     return np.asarray(scores.mean() + spread * rng.standard_t(len(scores) - 1, n))
 
 
-def _validation_draws(
+def _draw_validation_scores(
     table: TrialTable,
     loss: str,
-    model: Surrogate | Refusal | None,
+    model: SurrogateModel | Refusal | None,
     rng: np.random.Generator,
     n: int,
-) -> Array | None:
-    best = incumbent(table, loss)
+) -> FloatArray | None:
+    best = find_incumbent_trial(table, loss)
     if best is None:
         return None
-    trials = searching(table, loss)
-    again = trials[(trials["point"] == best["point"]) & (trials["trial"] != best["trial"])]
-    again = again[(again["epochs"] >= full_epochs(table, loss)) & again["score"].notna()]
-    noise = seed_noise(table)
-    if len(again) and noise.measured:
-        spread = noise.sigma / np.sqrt(len(again))
-        shocks = rng.standard_t(max(noise.freedom, 1), n)
-        return np.asarray(float(again["score"].mean()) + spread * shocks)
-    if isinstance(model, Surrogate):
-        return np.asarray(rng.choice(model.draws(tuned_point(model))[:, 0], n))
+    trials = select_validation_trials(table, loss)
+    repeats = trials[(trials["point"] == best["point"]) & (trials["trial"] != best["trial"])]
+    full = repeats["epochs"] >= get_full_epochs(table, loss)
+    repeats = repeats[full & repeats["score"].notna()]
+    noise = estimate_seed_noise(table)
+    if len(repeats) and noise.is_measured:
+        spread = noise.sigma / np.sqrt(len(repeats))
+        shocks = rng.standard_t(max(noise.degrees_of_freedom, 1), n)
+        return np.asarray(float(repeats["score"].mean()) + spread * shocks)
+    if isinstance(model, SurrogateModel):
+        return np.asarray(rng.choice(model.draw_scores(find_tuned_point(model))[:, 0], n))
     return None

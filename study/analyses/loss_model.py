@@ -1,16 +1,22 @@
-"""What an analysis needs to know about a loss's model to answer, or to decline."""
+"""Loss model: what claims and suggested trials need to know about the surrogate of a loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from study.analyses.surrogate import Refusal, Surrogate
+from study.analyses.surrogate.surrogate import Refusal, SurrogateModel
 
 
 @dataclass(frozen=True)
 class LossModel:
-    """A loss's surrogate, whether its curves may be read, and the tolerance to read them with."""
+    """The surrogate of a loss, whether its curves can be used, and the score tolerance.
 
-    surrogate: Surrogate | Refusal
-    no_curves: Refusal | None
+    Args:
+        surrogate: Model, or why there is none.
+        curve_refusal: Why the response curves cannot be used; None if they can.
+        tolerance: Score difference that counts as negligible.
+    """
+
+    surrogate: SurrogateModel | Refusal
+    curve_refusal: Refusal | None
     tolerance: float

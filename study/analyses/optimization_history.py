@@ -1,28 +1,32 @@
-"""How fast did the search get there: best score so far against epochs spent?"""
+"""How fast did the search improve: best score so far against epochs spent?"""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from study.analyses.samples import full_epochs, searching
-from study.table import TrialTable
+from study.trials.selection import get_full_epochs, select_validation_trials
+from study.trials.table import SEARCH_ORIGINS, TrialTable
 
 
-def analyse(table: TrialTable) -> pd.DataFrame:
-    """One row per search trial in order of asking: `loss`, `trial`, `spent`, `score`, `best`.
+def analyse_optimization_history(table: TrialTable) -> pd.DataFrame:
+    """Return one row per search trial, in the order in which the sampler proposed them.
 
     `spent` counts the epochs of all trials of the loss up to and including this one; only
-    full-length scores move `best`. Sweeps and repeats are no search and do not count.
+    full-length scores change `best`. Sweeps and repeats are not part of the search and do not
+    count.
+
+    Returns:
+        `loss`, `trial`, `origin`, `spent`, `score`, `best`.
     """
     frames = []
     for loss in table.spaces:
-        trials = searching(table, loss)
-        trials = trials[trials["origin"].isin(["published", "sobol", "bayes"])]
+        trials = select_validation_trials(table, loss)
+        trials = trials[trials["origin"].isin(SEARCH_ORIGINS)]
         trials = trials.sort_values("number")
         if trials.empty:
             continue
-        full = trials["epochs"] >= full_epochs(table, loss)
+        full = trials["epochs"] >= get_full_epochs(table, loss)
         score = trials["score"].where(full).astype(float)
         frames.append(
             pd.DataFrame(

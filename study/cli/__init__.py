@@ -1,1 +1,1 @@
-"""One file per command of `study`."""
+"""Command line of `study`: one module per command, and what the commands share."""

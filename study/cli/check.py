@@ -1,83 +1,96 @@
-"""`study check`: validate a study file; print its plan and cost."""
+"""`study check`: validate a study file and print its plan and cost."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.commands.options import json_option, print_json, set_option
+from study.cli.options import json_option, print_json, set_option
+
+if TYPE_CHECKING:
+    from study.config.plan import Plan
 
 
-@click.command(help="Validate a study file and its data; print the plan and what it costs.")
+@click.command(help="Validate a study file and its data; print the plan and its cost.")
 @click.argument("file", type=click.Path(path_type=Path))
 @set_option
-@click.option("--gpu-price", type=float, help="Of one GPU for one hour: print what it costs.")
+@click.option("--gpu-price", type=float, help="Price of one GPU hour, to print the total price.")
 @json_option
-def command(file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_json: bool) -> None:
-    """Everything `study run` would check, and nothing is written but the data cache."""
+def check_command(
+    file: Path, overrides: tuple[str, ...], gpu_price: float | None, as_json: bool
+) -> None:
+    """Check what `study run` checks; only the data cache is written.
+
+    A server is not asked whether it has an experiment of the same name: the plan gets a new study
+    id each time, so only `study run` can tell whose experiment it is.
+    """
     from contextlib import nullcontext
 
-    from study.checks import check_storage, describe_data, open_data
-    from study.cost import estimate
-    from study.display import open_display
-    from study.home import cache_dir
-    from study.planning import build_plan
-    from study.read_file import read_study_file
-    from study.tracking.probe import check_store
+    from study.cli.display import open_display
+    from study.config.loader import load_config
+    from study.config.planner import build_plan
+    from study.runner.cost import estimate_cost
+    from study.runner.preflight import check_storage, describe_data, open_data
+    from study.tracking.health import check_store
+    from study.utils.paths import cache_dir
 
-    plan = build_plan(read_study_file(file, overrides))
+    plan = build_plan(load_config(file, overrides))
     if plan.file.tracking.uri is not None and (problem := check_store(plan.file.tracking.uri)):
         click.echo(f"warning: {problem}", err=True)
     check_storage(plan)
     with open_display(plan.name) if not as_json else nullcontext() as display:
-        progress = display.building if display else None
-        bench = open_data(plan, cache_dir=cache_dir(), progress=progress)
-        cost = estimate(plan, bench, gpu_price=gpu_price)
+        progress = display.show_build_progress if display else None
+        context = open_data(plan, cache_dir=cache_dir(), progress=progress)
+        cost = estimate_cost(plan, context, gpu_price=gpu_price)
     content = {
         "study": plan.name,
-        "data": describe_data(plan, bench),
-        "losses": [_loss(plan, loss) for loss in plan.losses],
+        "data": describe_data(plan, context),
+        "losses": [_describe_loss_plan(plan, loss) for loss in plan.losses],
         "cost": cost,
-        "advice": _advice(plan),
+        "advice": _collect_advice(plan),
     }
     if as_json:
         print_json(content)
     else:
-        _print(content)
+        _print_plan(content)
 
 
-def _loss(plan: Any, loss: str) -> dict[str, Any]:
-    from search_spaces.space import describe
+def _describe_loss_plan(plan: Plan, loss: str) -> dict[str, Any]:
+    from search_spaces.space import describe_distribution
 
     space = plan.spaces[loss]
     return {
         "loss": loss,
         "space": plan.file.losses[loss].space,
-        "searched": {k: describe(d) for k, d in space.distributions.items()},
+        "searched": {k: describe_distribution(d) for k, d in space.distributions.items()},
         "fixed": dict(space.fixed),
         "published": dict(space.published[0].values) if space.published else None,
-        "points": plan.points(loss),
-        "trials": plan.trials(loss),
-        "epochs": plan.epochs(loss),
+        "points": plan.n_points,
+        "trials": plan.max_trials(loss),
+        "epochs": plan.epochs_per_trial(loss),
     }
 
 
-def _advice(plan: Any) -> list[str]:
-    from study.analyses.lint import lint_plan
-    from study.tuning.sampling import drawn_at_random
+def _collect_advice(plan: Plan) -> list[str]:
+    from study.analyses.diagnostics import check_planned_spaces
+    from study.search.optuna_samplers import unmodelled_params
 
-    first, sampler = plan.losses[0], plan.file.search.sampler
-    lines = lint_plan(plan.spaces, trials=plan.points(first), sobol=plan.sobol(first, 0))
+    sampler = plan.file.search.sampler
+    lines = check_planned_spaces(
+        plan.spaces, trials=plan.n_points, sobol=plan.n_sobol_points(plan.losses[0], 0)
+    )
     for loss, space in plan.spaces.items():
-        if knobs := drawn_at_random(sampler, space):
-            lines.append(f"{loss}: CMA-ES has no model of {', '.join(knobs)}: drawn at random.")
+        if params := unmodelled_params(sampler, space):
+            lines.append(
+                f"{loss}: CMA-ES does not model {', '.join(params)}; values are sampled at random."
+            )
     return lines
 
 
-def _print(content: dict[str, Any]) -> None:
-    from study.cost import in_words
+def _print_plan(content: dict[str, Any]) -> None:
+    from study.runner.cost import format_cost
 
     data = content["data"]
     click.echo(f"{content['study']}: {data['name']} ({data['kind']})")
@@ -91,13 +104,17 @@ def _print(content: dict[str, Any]) -> None:
         trials = f"up to {loss['trials']} trials x {loss['epochs']} epochs"
         space = f" (space {loss['space']})" if loss["space"] else ""
         click.echo(f"{loss['loss']}{space}: {loss['points']} points, {trials}")
-        for knob, text in loss["searched"].items():
-            published = "" if loss["published"] is None else _show(loss["published"][knob])
-            click.echo(f"  {knob:<18} {text:<24}  {published}".rstrip())
+        for param, text in loss["searched"].items():
+            published = (
+                ""
+                if loss["published"] is None
+                else _format_published_value(loss["published"][param])
+            )
+            click.echo(f"  {param:<18} {text:<24}  {published}".rstrip())
     for line in content["advice"]:
         click.echo(f"advice: {line}")
-    click.echo(in_words(content["cost"]))
+    click.echo(format_cost(content["cost"]))
 
 
-def _show(value: Any) -> str:
+def _format_published_value(value: Any) -> str:
     return f"published {value:g}" if isinstance(value, float) else f"published {value}"

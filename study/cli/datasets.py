@@ -1,17 +1,17 @@
-"""`study datasets`: what can be studied on."""
+"""`study datasets`: list the data sets and the options of their readers."""
 
 from __future__ import annotations
 
 import click
 
-from study.commands.options import json_option, print_json
+from study.cli.options import json_option, print_json
 
 
 @click.command(help="List the data sets and the options of their readers.")
 @json_option
-def command(as_json: bool) -> None:
-    """Names, titles, options with defaults, published counts."""
-    from trainables.data import DATASETS
+def datasets_command(as_json: bool) -> None:
+    """Print names, titles, options with defaults, and published counts."""
+    from trainables.data.registry import DATASETS
 
     content = [
         {

@@ -1,4 +1,4 @@
-"""Running a study for a person: start, show, report, say what to do next."""
+"""Execution of studies on the command line: display, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -7,198 +7,173 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from search_spaces.space import Value
-from study.checks import check_storage, check_tracking, open_data
-from study.display import open_display
-from study.errors import RayError, StudyError
-from study.home import StudyHome, cache_dir, create_study
-from study.jobs import Job
-from study.plan import Plan
-from study.tracking.watch import SLOW
+from study.cli.display import open_display
+from study.config.plan import Plan
+from study.directory import StudyDirectory, create_study_directory
+from study.errors import RayUnavailableError, StudyError
+from study.runner.points import split_runnable_points
+from study.runner.preflight import check_storage, check_tracking, open_data
+from study.runner.warning_log import WARNINGS_FILE_NAME
+from study.tracking.monitor import SLOW_STORE_REASON
+from study.trials.job import Job
+from study.utils.format import count_noun
+from study.utils.paths import cache_dir
 
-GO_ON = "stopped; nothing finished is lost. Go on with: study resume {}"
+if TYPE_CHECKING:
+    from study.runner.run import RunSummary
+    from trainables.training.context import TrainingContext
+
+RESUME_MESSAGE = "stopped; finished trials are kept. Continue with: study resume {}"
 
 
-def begin(home: StudyHome, plan: Plan, *, address: str | None = None) -> None:
-    """Make the study's directory, once data and cluster are known to fit.
+def check_and_create_study(
+    study_dir: StudyDirectory, plan: Plan, *, address: str | None = None
+) -> TrainingContext:
+    """Check data, storage and cluster, then create the study's directory.
 
-    Nothing is written before.
+    Nothing is written before the checks pass.
+
+    Returns:
+        The open data and backbone, for `run_and_print`.
     """
     if address is not None:
-        from study.tuning.session import check_cluster
+        from study.runner.ray_session import check_cluster
 
         check_cluster(plan.file.resources, address)
-    check_tracking(plan)  # one that is down is said when the study runs
+    check_tracking(plan)  # the run itself warns about a store that is down
     check_storage(plan)
     with open_display(plan.name) as display:
-        bench = open_data(plan, cache_dir=cache_dir(), progress=display.building)
-    for note in bench.notes:
+        context = open_data(plan, cache_dir=cache_dir(), progress=display.show_build_progress)
+    for note in context.quality_notes:
         print(f"{plan.name}: note: {note}")
-    create_study(home, plan)
-    for line in plan.left_out():
+    create_study_directory(study_dir, plan)
+    for line in plan.describe_excluded_points():
         print(f"note: {line}", flush=True)
+    return context
 
 
-def execute(
-    home: StudyHome,
+def run_and_print(
+    study_dir: StudyDirectory,
     plan: Plan,
     *,
     requests: Sequence[Job] = (),
     search: bool = True,
+    training: TrainingContext | None = None,
     address: str | None = None,
     report: bool = True,
 ) -> int:
-    """Run until done or interrupted, then make the report; gives the exit code."""
+    """Run until done or interrupted, make the report and return the exit code.
+
+    Args:
+        study_dir: The study's directory.
+        plan: What to run.
+        requests: Requested trainings.
+        search: Whether to continue the search.
+        training: Data and backbone, if they are open already.
+        address: Address of a Ray cluster; None runs on this machine.
+        report: Whether to make the report.
+    """
+    from study.runner.run import RunOptions, run
+
+    options = RunOptions(
+        address=address,
+        report=report,
+        on_ray_failure=partial(_exit_after_ray_failure, study_dir.name),
+    )
     try:
-        return _execute(
-            home, plan, requests=requests, search=search, address=address, report=report
-        )
+        with open_display(plan.name) as display:
+            summary = run(
+                study_dir,
+                plan,
+                requests=requests,
+                search=search,
+                training=training,
+                display=display,
+                options=options,
+            )
+            display.show_progress(summary.progress, {})
+        return _print_summary(study_dir, plan, summary)
     except KeyboardInterrupt:  # before trials run, or while the report is made
-        print(GO_ON.format(home.name))
+        print(RESUME_MESSAGE.format(study_dir.name))
         return 130
-    except RayError as error:
-        print(f"study: {error}: {GO_ON.format(home.name)}", file=sys.stderr)
+    except RayUnavailableError as error:
+        print(f"study: {error}: {RESUME_MESSAGE.format(study_dir.name)}", file=sys.stderr)
         return 1
 
 
-def _execute(
-    home: StudyHome,
-    plan: Plan,
-    *,
-    requests: Sequence[Job],
-    search: bool,
-    address: str | None,
-    report: bool,
-) -> int:
-    from study.reporting import show_results
-    from study.tuning.run import run
+def _print_summary(study_dir: StudyDirectory, plan: Plan, summary: RunSummary) -> int:
+    """Print how a run ended and return the exit code."""
+    from study.cli.report_text import print_findings, print_results
 
-    with open_display(plan.name) as display:
-        summary = run(
-            home,
-            plan,
-            requests=requests,
-            search=search,
-            address=address,
-            report=report,
-            tick=display.show,
-            say=display.say,
-            building=display.building,
-            on_death=partial(_end_with_ray, home.name),
-            warn=display.warn,
-        )
-        display.show(summary.progress, {})
-    if not summary.tracked:
+    resume = f"study resume {study_dir.name}"
+    if not summary.is_tracked:
         print(
-            f"not everything reached MLflow ({summary.tracking_error or SLOW}); it waits in the "
-            f"study's spool. Send it with: study resume {home.name}",
+            f"MLflow lacks some records ({summary.tracking_error or SLOW_STORE_REASON}); they "
+            f"wait in the study's spool. Send them with: {resume}",
             file=sys.stderr,
         )
-    if summary.refused:
+    if summary.n_refused_records:
         print(
-            f"MLflow refused {summary.refused} record(s) for good; see "
-            f"{home.spool / 'refused.jsonl'}",
+            f"MLflow refused {count_noun(summary.n_refused_records, 'record')} permanently; see "
+            f"{study_dir.spool_dir / 'refused.jsonl'}",
             file=sys.stderr,
         )
-    if summary.warnings:
-        path = home.directory / "warnings.txt"
-        print(f"{summary.warnings} warning(s); see {path}", file=sys.stderr)
-    if summary.trouble:
-        mend = f"mend it, then go on with: study resume {home.name}"
-        print(f"study: {summary.trouble}; {mend}", file=sys.stderr)
+    if summary.n_warnings:
+        path = study_dir.path / WARNINGS_FILE_NAME
+        print(f"{count_noun(summary.n_warnings, 'warning')}; see {path}", file=sys.stderr)
+    if summary.stop_reason:
+        print(f"study: {summary.stop_reason}; fix the problem, then run: {resume}", file=sys.stderr)
         return 1
-    if not summary.finished:
-        print(GO_ON.format(home.name))
+    if not summary.is_finished:
+        print(RESUME_MESSAGE.format(study_dir.name))
         return 130
-    if summary.tracked:
-        show_results(home.tracking_uri(plan), plan.name, home.report)
+    uri = study_dir.tracking_uri(plan)
+    if summary.is_tracked and summary.findings is not None:
+        print_findings(summary.findings, uri, study_dir.report_dir)
+    elif summary.is_tracked:
+        print_results(uri, plan.name, study_dir.report_dir)
     failed = sum(p.failed for p in summary.progress)
     if failed:
-        print(f"{failed} trial(s) failed; see {home.directory / 'errors'}", file=sys.stderr)
-    return 1 if failed or summary.refused or not summary.tracked else 0
+        errors = study_dir.errors_dir
+        print(f"{count_noun(failed, 'trial')} failed; see {errors}", file=sys.stderr)
+    return 1 if failed or summary.n_refused_records or not summary.is_tracked else 0
 
 
-def _end_with_ray(name: str, reason: str) -> None:
-    """Leave as after a power cut: Ray answers no more, and the record is in order at any moment."""
-    print(f"\nstudy: {reason}: {GO_ON.format(name)}", file=sys.stderr, flush=True)
+def _exit_after_ray_failure(name: str, reason: str) -> None:
+    """Exit at once: Ray does not answer any more, and the journal is consistent at any moment."""
+    print(f"\nstudy: {reason}: {RESUME_MESSAGE.format(name)}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def run_points(
+def run_suggested_trials(
     name: str, root: Path | None, points: pd.DataFrame, *, reason: str, address: str | None
 ) -> int:
-    """Run the points that an analysis asks for.
+    """Run the points that an analysis suggests.
 
-    Those that read the test classes wait until the search has ended; the others run.
-
-    Raises:
-        StudyError: The study was imported, so nothing says how to run its trials; or all of them
-            would have to wait.
-    """
-    from study.home import find_study, studies_root
-    from study.plan import PLAN_FILE, load_plan
-    from study.requests import jobs_from_points
-
-    if (studies_root(root) / name).is_dir() and not (
-        studies_root(root) / name / PLAN_FILE
-    ).exists():
-        raise StudyError(f"{name} was imported: run these trials where its others ran")
-    home = find_study(name, root)
-    plan = load_plan(home.directory)
-    points, waiting = runnable(home, plan, points)
-    if waiting:
-        print(f"study: {waiting}", file=sys.stderr)
-    jobs = jobs_from_points(plan, points, reason=reason)
-    return execute(home, plan, requests=jobs, search=False, address=address)
-
-
-def runnable(home: StudyHome, plan: Plan, points: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The points that may run now, and in words what has to wait (empty: nothing).
+    Points on test classes are not run before the search is finished.
 
     Raises:
-        StudyError: None may.
+        StudyError: The study was imported, so its trials cannot be run here; or no point may run
+            now.
     """
-    tested = points["origin"] == "confirm"
-    if not tested.any() or search_is_finished(home, plan):
-        return points, ""
-    if tested.all():
-        need_finished_search(home, plan)
-    claims = ", ".join(dict.fromkeys(str(why) for why in points.loc[tested, "why"]))
-    words = (
-        f"the search of {home.name} is not finished: {int(tested.sum())} trials on test classes "
-        f"wait ({claims}). Once it is, after study resume {home.name}, ask again"
-    )
-    return points[~tested], words
+    from study.config.plan import PLAN_FILE, load_plan
+    from study.directory import find_study
+    from study.search.requests import jobs_from_points
+    from study.utils.paths import studies_root
 
-
-def need_finished_search(home: StudyHome, plan: Plan) -> None:
-    """Test scores must not be there while points are still being chosen.
-
-    Raises:
-        StudyError: The search is not finished.
-    """
-    if not search_is_finished(home, plan):
+    directory = studies_root(root) / name
+    if directory.is_dir() and not (directory / PLAN_FILE).exists():
         raise StudyError(
-            f"the search of {home.name} is not finished; first: study resume {home.name}"
+            f"{name} was imported, so its trials cannot be run here; run them where the others ran"
         )
-
-
-def search_is_finished(home: StudyHome, plan: Plan) -> bool:
-    """Whether no point is still to be chosen."""
-    from study.tuning.ledger import Ledger
-    from study.tuning.record import Record
-
-    return Ledger(plan, Record(home.directory, plan.spaces)).search_is_finished()
-
-
-def incumbents(home: StudyHome, plan: Plan) -> dict[str, dict[str, Value]]:
-    """The best finished point of each loss that has one."""
-    from study.tuning.ledger import Ledger
-    from study.tuning.record import Record
-
-    ledger = Ledger(plan, Record(home.directory, plan.spaces), search=False)
-    best = {loss: ledger.incumbent(loss) for loss in plan.losses}
-    return {loss: dict(job.values) for loss, job in best.items() if job is not None}
+    study_dir = find_study(name, root)
+    plan = load_plan(study_dir.path)
+    points, message = split_runnable_points(study_dir, plan, points)
+    if message:
+        print(f"study: {message}", file=sys.stderr)
+    jobs = jobs_from_points(plan, points, reason=reason)
+    return run_and_print(study_dir, plan, requests=jobs, search=False, address=address)

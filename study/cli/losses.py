@@ -1,4 +1,4 @@
-"""`study losses`: what can be studied."""
+"""`study losses`: list the losses with their hyperparameters, ranges and papers."""
 
 from __future__ import annotations
 
@@ -6,61 +6,69 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from study.commands.options import json_option, print_json
+from study.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from search_spaces.space import Knob, Space
-    from trainables.losses.knobs import KnobInfo
+    from search_spaces.space import Hyperparameter, SearchSpace
+    from trainables.losses.base.hyperparameters import ParamInfo
 
 
-@click.command(help="List the losses with their knobs, ranges, published points and papers.")
+@click.command(
+    help="List the losses with their hyperparameters, ranges, published points and papers."
+)
 @click.argument("name", required=False)
 @json_option
-def command(name: str | None, as_json: bool) -> None:
-    """All losses in short, or one in full."""
+def losses_command(name: str | None, as_json: bool) -> None:
+    """Print all losses briefly, or one in full."""
     from search_spaces import SPACES
 
-    content = [_whole(name)] if name else [_describe(space) for space in SPACES.values()]
+    content = (
+        [_describe_loss(name)] if name else [_describe_space(space) for space in SPACES.values()]
+    )
     if as_json:
         print_json(content[0] if name else content)
         return
     for description in content:
-        _print(description, full=bool(name))
+        _print_loss(description, full=bool(name))
     if not name:
         click.echo("\nHOST+synthesis adds Proxy Synthesis to any loss with proxies.")
         click.echo("pml:CLASS is any loss of pytorch-metric-learning, with your ranges.")
         click.echo(
-            "`study losses NAME` says why each range was chosen, what the paper claims, and which "
-            "further knobs a study may search."
+            "`study losses NAME` prints the reason for each range, the claims of the paper, and "
+            "the hyperparameters that a study may search in addition."
         )
 
 
-def _whole(name: str) -> dict[str, Any]:
-    """All there is to say of one loss.
+def _describe_loss(name: str) -> dict[str, Any]:
+    """Return the space of a loss, its optional hyperparameters and its space variants.
 
     Raises:
-        StudyError: No such loss.
+        StudyError: The loss is unknown.
     """
+    from study.config.planner import default_space
     from study.errors import StudyError
-    from study.planning import ready_made
 
     try:
-        space, own = ready_made(name)
+        space, own_params = default_space(name)
     except ValueError as error:
         raise StudyError(str(error)) from None
-    return {**_describe(space), "optional": _optional(space, own), "spaces": _others(name)}
+    return {
+        **_describe_space(space),
+        "optional": _describe_optional_params(space, own_params),
+        "spaces": _list_space_variants(name),
+    }
 
 
-def _describe(space: Space) -> dict[str, Any]:
+def _describe_space(space: SearchSpace) -> dict[str, Any]:
     return {
         "loss": space.loss,
         "paper": space.paper,
-        "version": space.version,
+        "version": space.version_hash,
         "knobs": {
-            name: {"role": space.role(name), **_describe_knob(knob)}
-            for name, knob in space.searched.items()
+            name: {"role": space.param_role(name), **_describe_param(param)}
+            for name, param in space.searched_params.items()
         },
         "fixed": dict(space.fixed),
         "published": [
@@ -70,57 +78,65 @@ def _describe(space: Space) -> dict[str, Any]:
     }
 
 
-def _describe_knob(knob: Knob) -> dict[str, Any]:
-    from search_spaces.space import describe
+def _describe_param(param: Hyperparameter) -> dict[str, Any]:
+    from search_spaces.space import describe_distribution
 
     return {
-        "symbol": knob.symbol,
-        "range": describe(knob.distribution),
-        "unit": knob.unit,
-        "reason": knob.reason,
+        "symbol": param.symbol,
+        "range": describe_distribution(param.distribution),
+        "unit": param.unit,
+        "reason": param.reason,
     }
 
 
-def _optional(space: Space, own: Mapping[str, KnobInfo]) -> dict[str, Any]:
-    """Knobs of the loss that stay at their defaults unless a study searches them.
+def _describe_optional_params(
+    space: SearchSpace, own_params: Mapping[str, ParamInfo]
+) -> dict[str, Any]:
+    """Return the hyperparameters of the loss that have defaults unless a study searches them.
 
-    The range is None where none is known: a study that searches the knob says its own.
+    The range is None if no range is known; a study that searches the hyperparameter sets its own.
     """
-    from search_spaces import extra_knob
+    from search_spaces import find_optional_param
 
-    found: dict[str, Any] = {}
-    for name in own:
-        if name in space.searched:
+    optional: dict[str, Any] = {}
+    for name, info in own_params.items():
+        if name in space.searched_params:
             continue
-        knob = extra_knob(space.loss, name)
-        known = _describe_knob(knob) if knob else {"symbol": "", "range": None}
-        found[name] = {"default": own[name].default, "required": own[name].required, **known}
-    return found
+        param = find_optional_param(space.loss, name)
+        details = _describe_param(param) if param else {"symbol": "", "range": None}
+        optional[name] = {"default": info.default, "required": info.required, **details}
+    return optional
 
 
-def _others(name: str) -> list[str]:
-    """Other ready-made spaces of a loss: `space: NAME` in its section of a study file."""
-    from search_spaces import VARIANTS
+def _list_space_variants(name: str) -> list[str]:
+    """Return other ready-made spaces of a loss: `space: NAME` in its section of a study file."""
+    from search_spaces import SPACE_VARIANTS
 
-    return [variant for loss, variant in VARIANTS if loss == name.removesuffix("+synthesis")]
+    return [variant for loss, variant in SPACE_VARIANTS if loss == name.removesuffix("+synthesis")]
 
 
-def _print(content: dict[str, Any], *, full: bool) -> None:
+def _print_loss(content: dict[str, Any], *, full: bool) -> None:
     click.echo(f"\n{content['loss']}  ({content['paper']})")
-    for name, knob in content["knobs"].items():
-        at = ", ".join(_show(p["values"][name]) for p in content["published"])
+    for name, param in content["knobs"].items():
+        at = ", ".join(_format_param_value(p["values"][name]) for p in content["published"])
         tail = f"  published {at}" if at else ""
-        click.echo(f"  {knob['symbol']:<11} {name:<18} {knob['range']:<24} {knob['role']}{tail}")
+        click.echo(f"  {param['symbol']:<11} {name:<18} {param['range']:<24} {param['role']}{tail}")
         if full:
-            click.echo(f"      {knob['reason']}")
+            click.echo(f"      {param['reason']}")
     if full:
-        for name, knob in content["optional"].items():
-            default = "required" if knob["required"] else f"default {_show(knob['default'])}"
-            if knob["range"] is None:
-                click.echo(f"  {knob['symbol']:<11} {name:<18} {default}, your range")
+        for name, param in content["optional"].items():
+            default = (
+                "required"
+                if param["required"]
+                else f"default {_format_param_value(param['default'])}"
+            )
+            if param["range"] is None:
+                click.echo(f"  {param['symbol']:<11} {name:<18} {default}, your range")
                 continue
-            click.echo(f"  {knob['symbol']:<11} {name:<18} {knob['range']:<24} optional, {default}")
-            click.echo(f"      {knob['reason']}")
+            click.echo(
+                f"  {param['symbol']:<11} {name:<18} {param['range']:<24} optional, {default}"
+            )
+            click.echo(f"      {param['reason']}")
         for space in content["spaces"]:
             click.echo(f"  another ready-made space: `space: {space}` in a study file")
         for point in content["published"]:
@@ -131,5 +147,5 @@ def _print(content: dict[str, Any], *, full: bool) -> None:
             click.echo(f"  claim {claim['name']}: {claim['statement']}")
 
 
-def _show(value: Any) -> str:
+def _format_param_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""`study report`: from the tracking store to the answer."""
+"""`study report`: write the report of a study, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import cluster_option, root_option
+from study.cli.options import cluster_option, root_option
 
 
 @click.command(
-    help="Make the report of a study from its tracking store alone: with --tracking-uri from "
-    "anywhere, with --cluster from the head of a cluster, without the study's directory. Several "
-    "names give a comparison of the studies.",
+    help="Write the report of a study from its tracking store. With --tracking-uri or --cluster, "
+    "the study's directory is not needed. Several names give a comparison of the studies.",
 )
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder to write to.")
-@click.option("--tracking-uri", help="MLflow server or database that holds the studies.")
+@click.option("--tracking-uri", help="MLflow server or database that has the studies.")
 @root_option
 @cluster_option
-def command(
+def report_command(
     names: tuple[str, ...],
     out: Path | None,
     tracking_uri: str | None,
     root: Path | None,
     cluster: Path | None,
 ) -> None:
-    """Read the trial tables, write the report."""
+    """Read the trial tables and write the report."""
     if cluster is not None:
-        from study.cluster.attach import reached, refuse_local
+        from study.cluster.client import open_stores, reject_local_options
 
-        refuse_local(root=root, tracking_uri=tracking_uri)
-        with reached(cluster, names) as addresses:
-            _report(names, out, addresses, None)
+        reject_local_options(root=root, tracking_uri=tracking_uri)
+        with open_stores(cluster, names) as addresses:
+            _write_reports(names, out, addresses, None)
         return
-    _report(names, out, [tracking_uri] * len(names), root)
+    _write_reports(names, out, [tracking_uri] * len(names), root)
 
 
-def _report(
+def _write_reports(
     names: tuple[str, ...], out: Path | None, uris: Sequence[str | None], root: Path | None
 ) -> None:
-    from study.reporting import compare, find_store, make_report, partial_text
+    from study.cli.report_text import write_and_print_report, write_comparison
+    from study.results import find_store, missing_records_warning
 
     stores = [find_store(name, uri, root) for name, uri in zip(names, uris, strict=True)]
     for store in stores:
-        if lacking := partial_text(store):
-            click.echo(f"warning: {lacking}", err=True)
+        if warning := missing_records_warning(store):
+            click.echo(f"warning: {warning}", err=True)
     if len(stores) > 1:
-        compare(stores, out or Path("-".join(s.name for s in stores) + "-report"))
+        write_comparison(stores, out or Path("-".join(s.name for s in stores) + "-report"))
         return
     store = stores[0]
-    make_report(store.uri, store.name, out or store.report)
+    write_and_print_report(store.uri, store.name, out or store.report)

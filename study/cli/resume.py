@@ -1,4 +1,4 @@
-"""`study resume`: go on with a study."""
+"""`study resume`: continue a study after an interruption."""
 
 from __future__ import annotations
 
@@ -6,33 +6,30 @@ from pathlib import Path
 
 import click
 
-from study.commands.options import (
-    address_option,
-    cluster_option,
-    report_option,
-    root_option,
-)
+from study.cli.options import address_option, cluster_option, report_option, root_option
 
 
-@click.command(help="Go on with a study after any interruption; nothing finished is lost.")
+@click.command(help="Continue a study after any interruption; finished trials are kept.")
 @click.argument("name")
 @root_option
 @address_option
 @report_option
 @cluster_option
-def command(
+def resume_command(
     name: str, root: Path | None, address: str | None, report: bool, cluster: Path | None
 ) -> int:
-    """Everything is in the study's directory: its plan, its record, its checkpoints."""
+    """Continue from the plan, the journal and the checkpoints in the study's directory."""
     if cluster is not None:
-        from study.cluster.attach import refuse_local, start
+        from study.cluster.client import reject_local_options, submit_command
 
-        refuse_local(root=root, address=address)
-        return start(cluster, name, ["resume", name, "--report" if report else "--no-report"])
+        reject_local_options(root=root, address=address)
+        return submit_command(
+            cluster, name, ["resume", name, "--report" if report else "--no-report"]
+        )
 
-    from study.home import find_study
-    from study.plan import load_plan
-    from study.running import execute
+    from study.cli.execute import run_and_print
+    from study.config.plan import load_plan
+    from study.directory import find_study
 
-    home = find_study(name, root)
-    return execute(home, load_plan(home.directory), address=address, report=report)
+    study_dir = find_study(name, root)
+    return run_and_print(study_dir, load_plan(study_dir.path), address=address, report=report)

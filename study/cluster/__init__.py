@@ -1,7 +1,8 @@
-"""From one machine to a cluster: `ray up` makes it, these few files use it from outside.
+"""Studies on a cluster: `ray up` creates it, and these modules use it from outside.
 
-On the laptop: `head` (who and where the head is, ssh and tunnel), `attach` (start a study there and
-follow it), `files` (write cluster files), `names` (what may stand in them). On the head: `detached`
-(a study that outlives its starter), `sent` (the study file that came) and `services` (the MLflow
-server). Nothing but ssh connects the two sides.
+On the laptop: `head` (address of the head, ssh and tunnels), `tunnel`, `client` (start a study
+there and follow it), `templates` (write cluster files) and `validation` (allowed names). On the
+head: `head_process` (a study that outlives the process that started it), `submitted_file` (the
+study file that was sent) and `supervisor` (the MLflow server). Only ssh connects the two sides.
+`detached` and `services` are aliases for clients and cluster files of other versions.
 """

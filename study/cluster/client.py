@@ -1,4 +1,4 @@
-"""Start a study on a cluster, and follow it: from a laptop that may be closed at any time."""
+"""Client of a cluster: starts a study there and follows it, from a laptop that may be closed."""
 
 from __future__ import annotations
 
@@ -12,174 +12,215 @@ from pathlib import Path
 
 import click
 
-from study.cluster.head import SSH_FAILED, Head, find_head
-from study.cluster.places import STAMP
+from study.cluster.constants import RUN_STAMP_PREFIX
+from study.cluster.head import SSH_FAILED_EXIT_CODE, ClusterHead, find_head
 from study.cluster.tunnel import RETRY_SECONDS
 from study.errors import StudyError
 
-DETACHED = ("python", "-m", "study.cluster.detached")
-RETRIES = 120  # about an hour
-CHUNK = 65536
+HEAD_PROCESS_COMMAND = ("python", "-m", "study.cluster.detached")
+"""Module name that heads of every version accept; see `study.cluster.detached`."""
+MAX_RECONNECT_ATTEMPTS = 120  # about an hour
+OUTPUT_CHUNK_BYTES = 65536
 
 
-def run_file(
+def submit_file(
     cluster: Path, file: Path, overrides: Sequence[str], *, report: bool, detach: bool
 ) -> int:
-    """Check a study file here, send it to the head, start it there and follow it.
+    """Check a study file, send it to the head, start the study there and follow it.
 
-    Doing so again follows the study that runs, or goes on with one that was interrupted.
+    Repeating this follows the running study, or continues one that was interrupted.
+
+    Args:
+        cluster: Cluster file.
+        file: Study file.
+        overrides: `a.b=c` strings.
+        report: Whether to write a report at the end.
+        detach: Return once the study has started.
+
+    Returns:
+        The study's exit code; 0 with `detach`.
     """
-    from study.planning import build_plan
-    from study.read_file import merged_text, read_study_file, refuse_relative_paths
+    from study.config.loader import load_config, merged_yaml, reject_relative_paths
+    from study.config.planner import build_plan
 
-    refuse_relative_paths(file, overrides)
-    plan = build_plan(read_study_file(file, overrides))
+    reject_relative_paths(file, overrides)
+    plan = build_plan(load_config(file, overrides))
     command = ["run", "--report" if report else "--no-report"]
-    content = merged_text(file, overrides)
-    return start(cluster, plan.name, command, content=content, detach=detach)
+    content = merged_yaml(file, overrides)
+    return submit_command(cluster, plan.name, command, content=content, detach=detach)
 
 
-def start(
+def submit_command(
     cluster: Path, name: str, command: Sequence[str], *, content: str = "", detach: bool = False
 ) -> int:
-    """Start a command of a study on the head and follow it; gives its exit code."""
+    """Start a `study` command on the head and follow it.
+
+    Args:
+        cluster: Cluster file.
+        name: Name of the study.
+        command: Arguments of `study`.
+        content: Text of the study file, if the command is `run`.
+        detach: Return once the command has started.
+
+    Returns:
+        The command's exit code; 0 with `detach`.
+    """
     head = find_head(cluster)
-    done = head.run([*DETACHED, "start", name, *command], content=content)
-    click.echo(done.stdout, nl=False)
-    if done.returncode:
-        click.echo(done.stderr, nl=False, err=True)
-        return done.returncode
+    result = head.run_command([*HEAD_PROCESS_COMMAND, "start", name, *command], content=content)
+    click.echo(result.stdout, nl=False)
+    if result.returncode:
+        click.echo(result.stderr, nl=False, err=True)
+        return result.returncode
     if detach:
         click.echo(f"started; follow it with: study status {name} --cluster {cluster} --follow")
         return 0
-    return follow(cluster, name, head=head)
+    return follow_output(cluster, name, head=head)
 
 
-def follow(cluster: Path, name: str, *, head: Head | None = None) -> int:
-    """Show a study's output until it ends; a lost connection is taken up where it was lost.
+def follow_output(cluster: Path, name: str, *, head: ClusterHead | None = None) -> int:
+    """Print a study's output until it ends, reconnecting if the connection is lost.
 
-    Should the study have been started anew meanwhile, the new run is shown from its beginning.
+    If the study was started again in the meantime, the new run is printed from its beginning.
 
     Args:
-        head: Of the cluster, if it has just been talked to.
+        cluster: Cluster file.
+        name: Name of the study.
+        head: Head of the cluster, if it has just answered.
 
     Returns:
-        The study's exit code; 130 when only the following was interrupted.
+        The study's exit code; 130 if the user stopped following it.
 
     Raises:
         StudyError: The head was never reached, or not for an hour.
     """
     if head is None:
         head = find_head(cluster)
-        head.run(["true"])
-    shown, losses = _Shown(name), 0
+        head.run_command(["true"])
+    follower, n_attempts = _LogFollower(name), 0
     try:
         while True:
-            code, count = _stream(head, shown)
-            losses = 0 if count else losses
-            if code != SSH_FAILED:
+            code, count = _stream_output(head, follower)
+            n_attempts = 0 if count else n_attempts
+            if code != SSH_FAILED_EXIT_CODE:
                 return code
-            if losses == 0:
-                click.echo(f"{name}: connection lost; it goes on there, trying again", err=True)
-            if losses > RETRIES:
-                raise StudyError(head.explain("no connection for an hour"))
-            time.sleep(RETRY_SECONDS[min(losses, len(RETRY_SECONDS) - 1)])
-            losses += 1
+            if n_attempts == 0:
+                click.echo(
+                    f"{name}: connection lost; the study keeps running, reconnecting", err=True
+                )
+            if n_attempts > MAX_RECONNECT_ATTEMPTS:
+                raise StudyError(head.explain_ssh_failure("no connection for an hour"))
+            time.sleep(RETRY_SECONDS[min(n_attempts, len(RETRY_SECONDS) - 1)])
+            n_attempts += 1
     except KeyboardInterrupt:
-        again = f"study status {name} --cluster {cluster} --follow"
-        click.echo(f"\n{name} goes on on the cluster; follow it again with: {again}", err=True)
+        command = f"study status {name} --cluster {cluster} --follow"
+        click.echo(f"\n{name} keeps running on the cluster; re-attach with: {command}", err=True)
         return 130
 
 
-def show(cluster: Path, command: Sequence[str]) -> int:
-    """Run a `study` command on the head and show what it says."""
-    done = find_head(cluster).run(["study", *command])
-    click.echo(done.stdout, nl=False)
-    click.echo(done.stderr, nl=False, err=True)
-    return done.returncode
+def run_remote_command(cluster: Path, command: Sequence[str]) -> int:
+    """Run a `study` command on the head, print its output and return its exit code."""
+    result = find_head(cluster).run_command(["study", *command])
+    click.echo(result.stdout, nl=False)
+    click.echo(result.stderr, nl=False, err=True)
+    return result.returncode
 
 
 @contextlib.contextmanager
-def reached(cluster: Path, names: Sequence[str], port: int = 0) -> Iterator[list[str]]:
-    """Addresses, as seen from this machine, of the stores that keep studies of a cluster.
+def open_stores(cluster: Path, names: Sequence[str], port: int = 0) -> Iterator[list[str]]:
+    """Open the tracking stores of studies of a cluster; yield their addresses on this machine.
+
+    Args:
+        cluster: Cluster file.
+        names: Names of the studies.
+        port: Local port of a tunnel to a server; 0 selects a free one.
 
     Raises:
-        StudyError: A study is unknown there, or its store cannot be reached from here.
+        StudyError: A study is unknown there, or its store cannot be reached from this machine.
     """
     head = find_head(cluster)
     with contextlib.ExitStack() as tunnels:
-        near: dict[str, str] = {}
-        found = [_store(head, name) for name in names]
-        for uri in found:
-            if uri not in near:
-                near[uri] = tunnels.enter_context(head.reach(uri, port))
-        yield [near[uri] for uri in found]
+        local_uris: dict[str, str] = {}
+        uris = [_find_store_uri(head, name) for name in names]
+        for uri in uris:
+            if uri not in local_uris:
+                local_uris[uri] = tunnels.enter_context(head.open_store(uri, port))
+        yield [local_uris[uri] for uri in uris]
 
 
-def _store(head: Head, name: str) -> str:
-    """Where a study of the cluster is kept, as the head says it; may hold a password."""
-    done = head.run([*DETACHED, "tracking", name])
-    if done.returncode:
-        raise StudyError(done.stderr.strip().removeprefix("study: ") or f"{name}: the head failed")
-    return done.stdout.strip()
+def _find_store_uri(head: ClusterHead, name: str) -> str:
+    """Ask the head for the tracking URI of a study; it may contain a password."""
+    result = head.run_command([*HEAD_PROCESS_COMMAND, "tracking", name])
+    if result.returncode:
+        message = result.stderr.strip().removeprefix("study: ")
+        raise StudyError(message or f"{name}: the head gave no tracking URI")
+    return result.stdout.strip()
 
 
-def refuse_local(**options: object) -> None:
-    """Raise when options that mean this machine are given together with --cluster.
+def reject_local_options(**options: object) -> None:
+    """Reject options of this machine that are given together with --cluster.
+
+    Args:
+        options: Values by name of the option; None if not given.
 
     Raises:
-        StudyError: Names the option.
+        StudyError: An option is given.
     """
     for name, value in options.items():
         if value is not None:
             option = name.replace("_", "-")
-            raise StudyError(f"--{option} is for studies of this machine, not with --cluster")
+            raise StudyError(f"--{option} cannot be used with --cluster")
 
 
-class _Shown:
-    """What has been shown of a study's output: of which run, and how much."""
+class _LogFollower:
+    """Prints a study's output, and remembers the run and the number of bytes printed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._begin("-")
+        self._reset_run("-")
 
     @property
-    def words(self) -> list[str]:
-        """What asks the head for the rest."""
-        return [*DETACHED, "follow", self.name, str(self._seen), self._run]
+    def follow_command(self) -> list[str]:
+        """Command that requests the rest of the output from the head."""
+        return [
+            *HEAD_PROCESS_COMMAND,
+            "follow",
+            self.name,
+            str(self._n_bytes_shown),
+            self._run_stamp,
+        ]
 
-    def start(self, line: bytes) -> None:
-        """Take the line that comes before the output: the run's stamp.
+    def read_stamp_line(self, line: bytes) -> None:
+        """Read the first line, which holds the run's stamp.
 
-        A head of another version may have none: then it is output.
+        A head of another version may not send one; the line is then output.
         """
         text = line.decode("ascii", "replace")
-        if not text.startswith(STAMP) or not text.endswith("\n"):
-            self.show(line)
+        if not text.startswith(RUN_STAMP_PREFIX) or not text.endswith("\n"):
+            self.print_chunk(line)
             return
-        run = text.removeprefix(STAMP).strip()
-        if run == self._run:
+        run = text.removeprefix(RUN_STAMP_PREFIX).strip()
+        if run == self._run_stamp:
             return
-        if self._seen:
-            click.echo(f"{self.name} was started anew; its output from the beginning", err=True)
-        self._begin(run)
+        if self._n_bytes_shown:
+            click.echo(f"{self.name} was started again; printing the new run", err=True)
+        self._reset_run(run)
 
-    def show(self, chunk: bytes) -> None:
-        """Print some more."""
-        self._seen += len(chunk)
-        sys.stdout.write(self._text.decode(chunk))
+    def print_chunk(self, chunk: bytes) -> None:
+        """Print a part of the output."""
+        self._n_bytes_shown += len(chunk)
+        sys.stdout.write(self._decoder.decode(chunk))
         sys.stdout.flush()
 
-    def _begin(self, run: str) -> None:
-        self._run, self._seen = run, 0
-        # A chunk may end within a letter.
-        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+    def _reset_run(self, run: str) -> None:
+        self._run_stamp, self._n_bytes_shown = run, 0
+        # A chunk may end within a multi-byte character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
 
-def _stream(head: Head, shown: _Shown) -> tuple[int, int]:
-    """Copy what the head says of a study here; its exit code and how many bytes came."""
+def _stream_output(head: ClusterHead, follower: _LogFollower) -> tuple[int, int]:
+    """Print a study's output until it or the connection ends; return exit code and bytes read."""
     process = subprocess.Popen(
-        head.command(shown.words),
+        head.remote_command(follower.follow_command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -187,10 +228,10 @@ def _stream(head: Head, shown: _Shown) -> tuple[int, int]:
     assert process.stdout is not None
     count = 0
     try:
-        shown.start(process.stdout.readline())
-        while chunk := process.stdout.read1(CHUNK):  # type: ignore[attr-defined]
+        follower.read_stamp_line(process.stdout.readline())
+        while chunk := process.stdout.read1(OUTPUT_CHUNK_BYTES):  # type: ignore[attr-defined]
             count += len(chunk)
-            shown.show(chunk)
+            follower.print_chunk(chunk)
         return process.wait(), count
     finally:
         if process.poll() is None:

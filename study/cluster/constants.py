@@ -1,21 +1,21 @@
-"""What laptop and head agree on: paths and settings of the nodes, as the cluster files set them."""
+"""Names that laptop, head and cluster files share: paths, ports and environment variables."""
 
 from __future__ import annotations
 
 ENVIRONMENT_FILE = "~/.dml-study/env"
-"""Shell settings of a node, written by the set-up commands of the cluster file."""
+"""Shell environment of a node, written by the set-up commands of the cluster file."""
 
 MLFLOW_PORT = 5000
-"""Of the MLflow server on the head; on loopback."""
+"""Port of the MLflow server on the head, on loopback."""
 
 TRACKING_VARIABLE = "DML_STUDY_TRACKING"
-"""Where studies of this cluster are tracked unless their file says otherwise."""
+"""Variable with the tracking URI of studies whose file has none."""
 
 CHECKPOINTS_VARIABLE = "DML_STUDY_CHECKPOINTS"
-"""Storage that all nodes share, for checkpoints, unless a study file says otherwise."""
+"""Variable with the shared checkpoint storage of studies whose file has none."""
 
-KEEPER_LOG = "~/.dml-study/HOST/keeper.log"
-"""Of what runs on a node besides Ray; HOST is the node's own name."""
+SUPERVISOR_LOG = "~/.dml-study/HOST/keeper.log"
+"""Log of a node's supervisor; HOST is the node's name."""
 
-STAMP = "study-run "
-"""Begins the line that says which run of a study the output after it is of."""
+RUN_STAMP_PREFIX = "study-run "
+"""Start of the line that names the run of a study, before its output."""

@@ -1,4 +1,4 @@
-"""A study file that came to the head: complete it, and compare it with the one that is known."""
+"""Submitted study file: completed on the head and compared with the file of the same study."""
 
 from __future__ import annotations
 
@@ -8,71 +8,90 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.cluster.places import CHECKPOINTS_VARIABLE, TRACKING_VARIABLE
+from study.cluster.constants import CHECKPOINTS_VARIABLE, TRACKING_VARIABLE
+from study.config.schema import StudyConfig
 from study.errors import StudyError
-from study.file import StudyFile
-from study.folders import studies_root
+from study.utils.paths import studies_root
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A study file with what this cluster has where the file says nothing: as read, and as text."""
+class SubmittedFile:
+    """A study file completed with the cluster's defaults.
 
-    file: StudyFile
+    Args:
+        file: The validated content.
+        text: The content as YAML.
+    """
+
+    file: StudyConfig
     text: str
 
 
-def completed(content: str, folder: Path) -> Sent:
-    """Check and complete a file; `folder` is private, since the file may hold a password.
+def apply_cluster_defaults(content: str, folder: Path) -> SubmittedFile:
+    """Validate a study file and add the cluster's tracking URI and checkpoint storage.
+
+    Args:
+        content: Text of the file.
+        folder: Private folder for a temporary copy, because the file may contain a password.
 
     Raises:
-        StudyError: It is not valid here.
+        StudyError: The file is not valid on this machine.
     """
-    from study.planning import build_plan
-    from study.read_file import merged_text, read_study_file
+    from study.config.loader import load_config, merged_yaml
+    from study.config.planner import build_plan
 
     with tempfile.TemporaryDirectory(dir=folder) as private:
         path = Path(private, "sent.yaml")
         path.write_text(content, encoding="utf-8")
-        file, given = read_study_file(path), []
+        file, defaults = load_config(path), []
         if file.tracking.uri is None and os.environ.get(TRACKING_VARIABLE):
-            given.append(f"tracking.uri={os.environ[TRACKING_VARIABLE]}")
+            defaults.append(f"tracking.uri={os.environ[TRACKING_VARIABLE]}")
         if file.storage.checkpoints is None and os.environ.get(CHECKPOINTS_VARIABLE):
-            given.append(f"storage.checkpoints={os.environ[CHECKPOINTS_VARIABLE]}")
-        plan = build_plan(read_study_file(path, given))
-        return Sent(plan.file, merged_text(path, given))
+            defaults.append(f"storage.checkpoints={os.environ[CHECKPOINTS_VARIABLE]}")
+        plan = build_plan(load_config(path, defaults))
+        return SubmittedFile(plan.file, merged_yaml(path, defaults))
 
 
-def known_file(name: str, last: Path) -> StudyFile | None:
-    """The file of the study of this name; before it has a plan the one it was started with."""
-    from study.plan import PLAN_FILE, load_plan
-    from study.read_file import read_study_file
+def load_current_file(name: str, last: Path) -> StudyConfig | None:
+    """Return the file of an existing study, from its plan or else the file it was started with.
 
-    home = studies_root() / name
-    if (home / PLAN_FILE).exists():
-        return load_plan(home).file
-    return read_study_file(last) if last.exists() else None
+    Args:
+        name: Name of the study.
+        last: File that the study was last started with.
+    """
+    from study.config.loader import load_config
+    from study.config.plan import PLAN_FILE, load_plan
+
+    study_dir = studies_root() / name
+    if (study_dir / PLAN_FILE).exists():
+        return load_plan(study_dir).file
+    return load_config(last) if last.exists() else None
 
 
-def refuse_another(sent: Sent, known: StudyFile | None, problem: str) -> None:
-    """Raise when a file does not say what the study of its name was started with.
+def require_same_file(submitted: SubmittedFile, current: StudyConfig | None, problem: str) -> None:
+    """Check that a submitted file equals the file of the existing study.
+
+    Args:
+        submitted: The submitted file.
+        current: File of the existing study; None if there is no such study.
+        problem: What the error message says about the study.
 
     Raises:
-        StudyError: Names a key that differs; not its values, which may be passwords.
+        StudyError: They differ. The message names a key, but no values, which may be passwords.
     """
-    if known is None or sent.file == known:
+    if current is None or submitted.file == current:
         return
-    key = _difference(sent.file.model_dump(mode="json"), known.model_dump(mode="json"))
-    name = sent.file.name
+    key = _first_difference(submitted.file.model_dump(mode="json"), current.model_dump(mode="json"))
+    name = submitted.file.name
     raise StudyError(
-        f"study {name} {problem} (`{key}` differs), so this one would be ignored: follow it with "
-        f"`study status {name} --follow`, or choose another name (--set name=...)"
+        f"study {name} {problem} (`{key}` differs), and this file would be ignored; follow it with "
+        f"`study status {name} --cluster FILE --follow`, or choose another name (--set name=...)"
     )
 
 
-def _difference(new: Any, old: Any, path: str = "") -> str:
+def _first_difference(new: Any, old: Any, path: str = "") -> str:
     if isinstance(new, dict) and isinstance(old, dict):
         for key in sorted({*new, *old}):
             if new.get(key) != old.get(key):
-                return _difference(new.get(key), old.get(key), f"{path}.{key}".lstrip("."))
+                return _first_difference(new.get(key), old.get(key), f"{path}.{key}".lstrip("."))
     return path

@@ -1,4 +1,4 @@
-"""A port of this machine that leads through the head, for as long as somebody wants it."""
+"""ssh tunnel: a local port that is forwarded through the head, and reopened if it breaks."""
 
 from __future__ import annotations
 
@@ -10,82 +10,85 @@ from collections.abc import Callable, Sequence
 import click
 
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Pauses between attempts to connect again; the last one from then on."""
+"""Pauses between attempts to reconnect; the last one is repeated."""
 
-LOOK_SECONDS = 0.3
+OPEN_POLL_SECONDS = 0.3
 
 
-class Tunnel:
-    """An ssh that forwards a port; once kept, another takes its place when its connection breaks.
+class SshTunnel:
+    """An ssh process that forwards a port and, after `start_reconnecting`, is replaced if it ends.
 
-    A laptop that slept, or changed its network, has a page that works again soon after.
+    A page that was opened through it therefore works again soon after a laptop slept or changed its
+    network.
 
     Args:
-        command: ssh's; it must end when it cannot forward.
-        name: What the tunnel leads to, for a person.
-        is_open: Whether the port takes connections.
+        command: ssh command, which must end if it cannot forward.
+        name: What the tunnel leads to, for messages.
+        is_open: Returns whether the port accepts connections.
     """
 
     def __init__(self, command: Sequence[str], name: str, is_open: Callable[[], bool]) -> None:
         self._command, self._name, self._is_open = command, name, is_open
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="tunnel", daemon=True)
-        self.process = self._start()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._reconnect_thread = threading.Thread(
+            target=self._reconnect_until_closed, name="tunnel", daemon=True
+        )
+        self.process = self._start_ssh()
 
-    def keep(self) -> None:
-        """See to it from now on that the tunnel is open."""
-        self._keeper.start()
+    def start_reconnecting(self) -> None:
+        """Reopen the tunnel from now on whenever it breaks."""
+        self._reconnect_thread.start()
 
     def close(self) -> None:
-        """End it."""
+        """Close the tunnel."""
         with self._lock:
-            self._over.set()
+            self._closed.set()
             self.process.terminate()
-        if self._keeper.is_alive():
-            self._keeper.join()
-        self.last_words()
+        if self._reconnect_thread.is_alive():
+            self._reconnect_thread.join()
+        self.read_stderr()
 
-    def last_words(self) -> str:
-        """What ssh says of its end, which is waited for."""
-        said = self.process.stderr
-        assert said is not None
-        words = "" if said.closed else said.read()
-        said.close()
+    def read_stderr(self) -> str:
+        """Wait for the end of ssh and return its error output."""
+        stderr = self.process.stderr
+        assert stderr is not None
+        message = "" if stderr.closed else stderr.read()
+        stderr.close()
         self.process.wait()
-        return words
+        return message
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start_ssh(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # ctrl-C is for us: we close it in order
+            start_new_session=True,  # so that Ctrl-C reaches this process, which then closes ssh
         )
 
-    def _keep(self) -> None:
+    def _reconnect_until_closed(self) -> None:
         while True:
-            self.last_words()
-            if self._over.is_set():
+            self.read_stderr()
+            if self._closed.is_set():
                 return
-            click.echo(f"{self._name}: connection lost, trying again", err=True)
-            if not self._open_again():
+            click.echo(f"{self._name}: connection lost, reconnecting", err=True)
+            if not self._reopen_tunnel():
                 return
             click.echo(f"{self._name}: connected again", err=True)
 
-    def _open_again(self) -> bool:
-        """Whether it is open; False when nobody wants it any more."""
+    def _reopen_tunnel(self) -> bool:
+        """Reopen the tunnel; return False if it was closed in the meantime."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
-            if self._over.wait(pause):
+            if self._closed.wait(pause):
                 return False
             with self._lock:
-                if self._over.is_set():
+                if self._closed.is_set():
                     return False
-                self.process = self._start()
+                self.process = self._start_ssh()
             while self.process.poll() is None:
                 if self._is_open():
                     return True
-                self._over.wait(LOOK_SECONDS)
-            self.last_words()
+                self._closed.wait(OPEN_POLL_SECONDS)
+            self.read_stderr()
         return False

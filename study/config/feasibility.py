@@ -1,93 +1,87 @@
-"""Can every value of a plan be trained? Asked before a study exists, not when a trial starts."""
+"""Feasibility check: build the settings and the loss at the ends of every range.
+
+It runs before a study is created, so that a value that cannot be trained does not surface only when
+a trial starts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution
 
-from search_spaces.space import Value
-from study.errors import StudyError, nearest
-from trainables.data.augment import PRESETS
-from trainables.losses import build_loss, loss_knobs
+from search_spaces.space import ParamValue, range_endpoints
+from study.errors import StudyError, suggest_nearest_name
+from trainables.data.augment import AUGMENTATION_PRESETS
+from trainables.losses import build_loss, loss_params
 
 if TYPE_CHECKING:
-    from study.plan import Plan
+    from study.config.plan import Plan
 
 
-def check_values(plan: Plan, loss: str) -> None:
-    """Build settings and loss at some point, and at both ends or each choice of every knob.
+def check_feasible(plan: Plan, loss: str) -> None:
+    """Build settings and loss at one point, and at the ends or choices of every hyperparameter.
 
     Raises:
         StudyError: The first value that cannot be trained, in one line.
     """
-    example = plan.example(loss)
+    example = plan.example_point(loss)
     arguments = _check_point(plan, loss, example, "")
-    missing = [k for k, info in loss_knobs(loss).items() if info.required and k not in arguments]
+    missing = [k for k, info in loss_params(loss).items() if info.required and k not in arguments]
     if missing:
-        raise StudyError(f"{loss}: no value or range for {', '.join(missing)}")
-    _build(loss, arguments, "")
-    for knob, distribution in plan.spaces[loss].distributions.items():
-        for value in corners(distribution):
-            if value != example[knob]:
-                where = f" (at {knob}={value} of its range)"
-                moved = {**example, knob: value}
-                _build(loss, _check_point(plan, loss, moved, where), where)
-    _check_batches(plan, loss, example)
-
-
-def corners(distribution: BaseDistribution) -> tuple[Value, ...]:
-    """Both ends of a range, or every choice."""
-    if isinstance(distribution, CategoricalDistribution):
-        return tuple(distribution.choices)  # type: ignore[arg-type]
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    return (distribution.low, distribution.high)
+        raise StudyError(
+            f"{loss}: no value or range for {', '.join(missing)}; add it under `fixed` or `search`"
+        )
+    _check_loss_builds(loss, arguments, "")
+    for param, distribution in plan.spaces[loss].distributions.items():
+        for value in range_endpoints(distribution):
+            if value != example[param]:
+                where = f" (with {param}={value} from its range)"
+                moved = {**example, param: value}
+                _check_loss_builds(loss, _check_point(plan, loss, moved, where), where)
+    _check_batch_sizes(plan, loss, example)
 
 
 def _check_point(
-    plan: Plan, loss: str, values: Mapping[str, Value], where: str
-) -> dict[str, Value]:
-    """The loss's arguments at a point whose settings are possible."""
+    plan: Plan, loss: str, params: Mapping[str, ParamValue], where: str
+) -> dict[str, ParamValue]:
+    """Return the arguments of the loss at a point, after checking its training settings."""
     try:
-        settings, arguments = plan.settings(loss, values)
+        settings, arguments = plan.resolve_settings(loss, params)
     except ValueError as error:
         raise StudyError(f"{loss}: {error}{where}") from None
-    if settings.augment not in PRESETS:
-        hint = nearest(settings.augment, PRESETS)
+    if settings.augment not in AUGMENTATION_PRESETS:
+        hint = suggest_nearest_name(settings.augment, AUGMENTATION_PRESETS)
         raise StudyError(f"{loss}: unknown `augment` {settings.augment!r}; {hint}{where}")
     return arguments
 
 
-def _build(loss: str, arguments: Mapping[str, Value], where: str) -> None:
-    knobs: dict[str, Any] = dict(arguments)
+def _check_loss_builds(loss: str, arguments: Mapping[str, ParamValue], where: str) -> None:
+    keywords: dict[str, Any] = dict(arguments)
     try:
-        build_loss(loss, n_classes=4, dim=4, **knobs)
+        build_loss(loss, n_classes=4, dim=4, **keywords)
     except (ValueError, TypeError) as error:
         text = " ".join(str(error).split())
-        named = text if text.startswith(f"{loss}:") else f"{loss}: {text}"
-        raise StudyError(f"{named}{where}") from None
+        message = text if text.startswith(f"{loss}:") else f"{loss}: {text}"
+        raise StudyError(f"{message}{where}") from None
 
 
-def _check_batches(plan: Plan, loss: str, example: Mapping[str, Value]) -> None:
-    """The most images of a class must fit the smallest batch: the sampler may meet both."""
-    settings, _ = plan.settings(loss, example)
-    known: Mapping[str, BaseDistribution] = plan.spaces[loss].distributions
-    sizes, images = list(_whole(known, "batch_size")), list(_whole(known, "images_per_class"))
-    smallest = min(sizes, default=settings.batch_size)
-    most = max(images, default=settings.images_per_class)
-    if most > smallest:
+def _check_batch_sizes(plan: Plan, loss: str, example: Mapping[str, ParamValue]) -> None:
+    """Check that the most images per class fit into the smallest batch."""
+    settings, _ = plan.resolve_settings(loss, example)
+    distributions = plan.spaces[loss].distributions
+    batch_size = min(_integer_endpoints(distributions, "batch_size"), default=settings.batch_size)
+    images_per_class = max(
+        _integer_endpoints(distributions, "images_per_class"), default=settings.images_per_class
+    )
+    if images_per_class > batch_size:
         raise StudyError(
             f"{loss}: `images_per_class <= batch_size` must hold, but got "
-            f"images_per_class={most}, batch_size={smallest}"
+            f"images_per_class={images_per_class}, batch_size={batch_size}"
         )
 
 
-def _whole(distributions: Mapping[str, BaseDistribution], knob: str) -> Iterator[int]:
-    if knob in distributions:
-        yield from (int(value) for value in corners(distributions[knob]))
+def _integer_endpoints(distributions: Mapping[str, BaseDistribution], param: str) -> Iterator[int]:
+    if param in distributions:
+        yield from (int(value) for value in range_endpoints(distributions[param]))

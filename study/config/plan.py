@@ -1,7 +1,8 @@
-"""What will be run: losses, spaces, stages, trial specs.
+"""Plan of a study: losses, search spaces, stages, and the trial specs derived from them.
 
-A plan is made by `planning` and holds all that a study needs to go on later: it is written to the
-study's directory once and read back by every other command.
+`study.config.planner` builds the plan from a study file. The plan contains everything needed to
+resume the study: it is written to the study's directory once, and every other command reads it
+there.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from search_spaces.space import Space, Value
+from search_spaces.space import ParamValue, SearchSpace
+from study.config.loader import parse_config
+from study.config.schema import StudyConfig
 from study.errors import StudyError
-from study.file import StudyFile
-from study.jobs import Job
-from study.read_file import parse_study
-from study.tracking.redaction import redact
-from trainables.settings import Settings, TrialSpec, settings_from
+from study.trials.job import Job
+from study.utils.files import write_owner_only
+from trainables.config import Split, TrainingSettings, TrialSpec, parse_settings
 
 PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stretch of the search: how many points it adds to every loss.
+class SearchStage:
+    """One stage of the search, with the number of points it adds to every loss.
 
-    `study run` makes the first stage, each `study extend` one more.
+    `study run` creates the first stage, each `study extend` a further one.
     """
 
     points: int
@@ -37,64 +39,108 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that shapes a study.
+    """Everything that defines a study.
 
     Args:
-        file: The checked study file.
-        spaces: The space of each loss, with the file's changes.
-        stages: Stretches of the search.
-        study_id: Tells this study from others of its name, wherever its directory is; empty in
-            plans of earlier versions.
+        file: The validated study file.
+        spaces: Search space of each loss, with the changes of the study file.
+        stages: Stages of the search.
+        study_id: Identifies the study among others of the same name, independent of its directory;
+            empty in plans of earlier versions.
     """
 
-    file: StudyFile
-    spaces: Mapping[str, Space]
-    stages: tuple[Stage, ...]
+    file: StudyConfig
+    spaces: Mapping[str, SearchSpace]
+    stages: tuple[SearchStage, ...]
     study_id: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
-        """The study's name."""
+        """Name of the study."""
         return self.file.name
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The losses, in the file's order."""
+        """The losses, in the order of the study file."""
         return tuple(self.spaces)
 
-    def settings(self, loss: str, values: Mapping[str, Value]) -> tuple[Settings, dict[str, Value]]:
-        """A point as training settings and arguments of the loss."""
-        merged: dict[str, Value] = {
-            **self.file.conditions,
+    @cached_property
+    def _loss_param_names(self) -> Mapping[str, frozenset[str]]:
+        """Names of each loss's own hyperparameters; all others belong to the training."""
+        # Imported late because it imports torch, which commands that only read a plan do not need.
+        from trainables.losses import loss_params
+
+        return {loss: frozenset(loss_params(loss)) for loss in self.losses}
+
+    def resolve_settings(
+        self, loss: str, params: Mapping[str, ParamValue]
+    ) -> tuple[TrainingSettings, dict[str, ParamValue]]:
+        """Split a point and the fixed values into training settings and loss arguments.
+
+        Raises:
+            ValueError: If a training setting is unknown or has an invalid value.
+        """
+        merged: dict[str, ParamValue] = {
+            **self.file.fixed_training_params,
             **self.spaces[loss].fixed,
-            **values,
+            **params,
         }
-        from trainables.losses import loss_knobs  # torch; readers of a plan need none
+        loss_param_names = self._loss_param_names[loss]
+        arguments = {k: v for k, v in merged.items() if k in loss_param_names}
+        training = {k: v for k, v in merged.items() if k not in loss_param_names}
+        return parse_settings(training), arguments
 
-        own = loss_knobs(loss)
-        arguments = {k: v for k, v in merged.items() if k in own}
-        training = {k: v for k, v in merged.items() if k not in own}
-        return settings_from(training), arguments
+    def build_trial_spec(self, job: Job, *, cache_dir: Path, checkpoint_dir: str) -> TrialSpec:
+        """Return the spec of a job's trial."""
+        return self.build_spec(
+            job.loss,
+            job.params,
+            trial=job.trial,
+            seed=job.seed,
+            split=job.split,
+            cache_dir=cache_dir,
+            checkpoint_dir=checkpoint_dir,
+        )
 
-    def trial_spec(self, job: Job, *, cache_dir: Path, checkpoint_dir: str) -> TrialSpec:
-        """What the trial of a job is told."""
-        settings, arguments = self.settings(job.loss, job.values)
+    def build_spec(
+        self,
+        loss: str,
+        params: Mapping[str, ParamValue],
+        *,
+        trial: str,
+        seed: int,
+        split: Split = "validation",
+        cache_dir: Path,
+        checkpoint_dir: str,
+    ) -> TrialSpec:
+        """Return the spec of a training of `loss` at a point.
+
+        Args:
+            loss: Registry name.
+            params: One value per searched hyperparameter.
+            trial: Key of the trial.
+            seed: Seed of the training.
+            split: Which classes are scored.
+            cache_dir: Where nodes keep decoded data.
+            checkpoint_dir: Where checkpoints go: a folder or an S3 prefix; empty for none.
+        """
+        settings, arguments = self.resolve_settings(loss, params)
         resources = self.file.resources
         return TrialSpec(
-            trial=job.trial,
-            loss=job.loss,
+            trial=trial,
+            loss=loss,
             loss_knobs=arguments,
             settings=settings,
-            seed=job.seed,
-            # Scores of one study are the mean of as many seeds, so that they can be compared;
-            # confirmations give an interval over single ones.
-            replicas=1 if job.split == "test" else self.file.search.seeds_per_point,
-            split=job.split,
+            seed=seed,
+            # Scores of one study are means over equally many seeds, so that they are comparable;
+            # confirmations give an interval over single seeds.
+            replicas=1 if split == "test" else self.file.search.seeds_per_point,
+            split=split,
             folds=self.file.protocol.folds,
             objective=self.file.protocol.objective,
             recall_at=self.file.protocol.recall_at,
             nmi=self.file.protocol.nmi,
-            dataset={"name": self.file.data.name, **self.file.data.options},
+            dataset={"name": self.file.data.name, **self.file.data.reader_options},
             backbone=self.file.backbone.model_dump(),
             cache_dir=str(cache_dir),
             checkpoint_dir=checkpoint_dir,
@@ -103,62 +149,71 @@ class Plan:
             resources=resources.model_dump(),
         )
 
-    def published(self, loss: str) -> list[dict[str, Value]]:
-        """The published points that are run first, at most as many as there is budget for."""
+    def published_points(self, loss: str) -> list[dict[str, ParamValue]]:
+        """Return the published points, which run first, up to the budget of the first stage."""
         points = [dict(p.values) for p in self.spaces[loss].published]
         unique = [p for i, p in enumerate(points) if p not in points[:i]]
         return unique[: self.stages[0].points]
 
-    def left_out(self) -> list[str]:
-        """Published points that are not run because the ranges do not hold them, one line each."""
-        return [f"{loss}: {why}" for loss, space in self.spaces.items() for why in space.left_out]
+    def describe_excluded_points(self) -> list[str]:
+        """Return one line per published point that is not run because it is out of range."""
+        return [
+            f"{loss}: {reason}"
+            for loss, space in self.spaces.items()
+            for reason in space.excluded_points
+        ]
 
-    def sobol(self, loss: str, stage: int) -> int:
-        """Space-filling points of a loss up to the end of a stage."""
+    def n_sobol_points(self, loss: str, stage: int) -> int:
+        """Return the number of Sobol points of a loss up to the end of a stage."""
         share = 1.0 if self.file.search.sampler == "sobol" else self.file.search.sobol_share
         free = [s.points for s in self.stages[: stage + 1]]
-        free[0] -= len(self.published(loss))
-        wanted = zip(free, self.stages, strict=False)
-        return sum(min(n, math.floor(s.points * share + 0.5)) for n, s in wanted)
+        free[0] -= len(self.published_points(loss))
+        budgets = zip(free, self.stages, strict=False)
+        return sum(min(n, math.floor(s.points * share + 0.5)) for n, s in budgets)
 
-    def chosen(self, loss: str, stage: int) -> int:
-        """Points that the sampler chooses for a loss up to the end of a stage."""
+    def n_sampler_points(self, loss: str, stage: int) -> int:
+        """Return the number of sampled points of a loss up to the end of a stage."""
         points = sum(s.points for s in self.stages[: stage + 1])
-        return points - len(self.published(loss)) - self.sobol(loss, stage)
+        return points - len(self.published_points(loss)) - self.n_sobol_points(loss, stage)
 
-    def points(self, loss: str) -> int:
-        """Points of a loss that are searched: published, Sobol and chosen; equal for all."""
+    @property
+    def n_points(self) -> int:
+        """Number of searched points per loss: published, Sobol and sampled; equal for all."""
         return sum(stage.points for stage in self.stages)
 
-    def repeated_sobol(self, loss: str) -> int:
-        """How many Sobol points have their seeds repeated."""
-        first = self.sobol(loss, 0)
+    def n_repeated_sobol_points(self, loss: str) -> int:
+        """Return the number of Sobol points that are repeated with other seeds."""
+        first = self.n_sobol_points(loss, 0)
         return math.ceil(self.file.search.repeat_share * first) if first >= 3 else 0
 
-    def trials(self, loss: str) -> int:
-        """Trainings of a loss at most: its points, and repeated seeds of some of them."""
-        repeated = min(len(self.published(loss)), 1) + self.repeated_sobol(loss) + len(self.stages)
-        return self.points(loss) + repeated * (self.file.search.repeats - 1)
+    def max_trials(self, loss: str) -> int:
+        """Return the largest number of trials of a loss: its points and their repeats."""
+        repeated = (
+            min(len(self.published_points(loss)), 1)
+            + self.n_repeated_sobol_points(loss)
+            + len(self.stages)
+        )
+        return self.n_points + repeated * (self.file.search.repeats - 1)
 
-    def epochs(self, loss: str) -> int:
-        """Epochs of a full trial."""
-        return self.settings(loss, self.example(loss))[0].epochs
+    def epochs_per_trial(self, loss: str) -> int:
+        """Return the number of epochs of a full trial."""
+        return self.resolve_settings(loss, self.example_point(loss))[0].epochs
 
-    def example(self, loss: str) -> dict[str, Value]:
-        """Some valid point: the published one, or the middle of every range."""
-        from search_spaces.scale import from_unit
+    def example_point(self, loss: str) -> dict[str, ParamValue]:
+        """Return a valid point: the published one, or the centre of every range."""
+        from search_spaces.unit_scale import from_unit
 
         space = self.spaces[loss]
         if space.published:
             return dict(space.published[0].values)
         return {k: from_unit(d, 0.5) for k, d in space.distributions.items()}
 
-    def extended(self, trials: int) -> Plan:
-        """This plan with one more stage of `trials` points per loss."""
-        return replace(self, stages=(*self.stages, Stage(trials)))
+    def with_extra_stage(self, trials: int) -> Plan:
+        """Return this plan with a further stage of `trials` points per loss."""
+        return replace(self, stages=(*self.stages, SearchStage(trials)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the plan as plain JSON types."""
         return {
             "file": self.file.model_dump(mode="json"),
             "spaces": {loss: space.to_dict() for loss, space in self.spaces.items()},
@@ -168,11 +223,11 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_dict`."""
+        """Return the plan that `to_dict` wrote."""
         return cls(
-            file=parse_study(data["file"]),
-            spaces={loss: Space.from_dict(space) for loss, space in data["spaces"].items()},
-            stages=tuple(Stage(**stage) for stage in data["stages"]),
+            file=parse_config(data["file"]),
+            spaces={loss: SearchSpace.from_dict(space) for loss, space in data["spaces"].items()},
+            stages=tuple(SearchStage(**stage) for stage in data["stages"]),
             study_id=str(data.get("study_id", "")),
         )
 
@@ -180,10 +235,10 @@ class Plan:
 def save_plan(plan: Plan, directory: Path) -> None:
     """Write the plan to the study's directory, replacing an older one atomically.
 
-    A power cut leaves the old or the new one whole.
+    After a power cut either the old or the new plan is complete.
     """
     temporary = directory / f".{PLAN_FILE}.new"
-    write_private(temporary, json.dumps(plan.to_dict(), indent=1), plan.file.tracking.uri)
+    write_owner_only(temporary, json.dumps(plan.to_dict(), indent=1), plan.file.tracking.uri)
     temporary.replace(directory / PLAN_FILE)
     folder = os.open(directory, os.O_RDONLY)
     try:
@@ -192,27 +247,16 @@ def save_plan(plan: Plan, directory: Path) -> None:
         os.close(folder)
 
 
-def write_private(path: Path, text: str, uri: str | None) -> None:
-    """Write a file to the disk; for its owner alone when the tracking URI holds a password."""
-    secret = uri is not None and redact(uri) != uri
-    path.unlink(missing_ok=True)  # an older file would keep its mode
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
-    with os.fdopen(file, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def load_plan(directory: Path) -> Plan:
-    """Read the plan of a study's directory.
+    """Read the plan from a study's directory.
 
     Raises:
-        StudyError: There is no study, or its plan cannot be read.
+        StudyError: If there is no plan, or it cannot be read.
     """
     path = directory / PLAN_FILE
     try:
         return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise StudyError(f"{directory} holds no study (no {PLAN_FILE})") from None
+        raise StudyError(f"{directory} is not a study directory: no {PLAN_FILE}") from None
     except (StudyError, ValueError, KeyError, TypeError, OSError) as error:
         raise StudyError(f"{path} is damaged: {error}") from None

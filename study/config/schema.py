@@ -1,6 +1,6 @@
-"""The study file: what a user writes, checked once, at the edge.
+"""Schema of study files, as frozen pydantic models.
 
-What comes out is frozen and complete: every default is written down. `study.read_file` reads one.
+A validated file is complete: it contains every default. `study.config.loader` reads one.
 """
 
 from __future__ import annotations
@@ -10,56 +10,55 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from study.config.ranges import ConfigModel, ParamRange, ScalarValue, ValueOrRange
+from study.errors import StudyError, suggest_nearest_name
+from study.utils.tracking_uri import check_tracking_uri
+
+STUDY_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+STUDY_NAME_RULE = (
+    "a study name must start with a letter or digit and consist of at most 100 letters, digits, "
+    "'.', '_' or '-'"
 )
 
-from study.errors import StudyError, nearest
-from study.ranges import Range, Scalar, Section, ValueOrRange
-from study.tracking.address import check_address
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+class LossSection(ConfigModel):
+    """Changes to the default search space of a loss.
 
-
-class LossSection(Section):
-    """Changes to a loss's own space; a knob searched without a range has the one we know of it.
-
-    `space` names another ready-made space of the loss, whose values and ranges win over the study's
-    training knobs; empty is the usual one.
+    A hyperparameter in `search` without a range uses its default range. `space` names a variant of
+    the loss's search space, whose values and ranges take precedence over the study's `training`
+    section; empty is the default space.
     """
 
     space: str = ""
-    search: Mapping[str, Range | None] = Field(default_factory=dict)
-    fixed: Mapping[str, Scalar] = Field(default_factory=dict)
+    search: Mapping[str, ParamRange | None] = Field(default_factory=dict)
+    fixed: Mapping[str, ScalarValue] = Field(default_factory=dict)
 
     @field_validator("search", mode="before")
     @classmethod
-    def _names(cls, value: Any) -> Any:
-        """`[label_smoothing, pooling]` are knobs without a range."""
+    def _search_from_names(cls, value: Any) -> Any:
+        """Accept a list of hyperparameters without ranges: `[label_smoothing, pooling]`."""
         if isinstance(value, list) and all(isinstance(name, str) for name in value):
             return dict.fromkeys(value)
         return value
 
 
 class DataSection(BaseModel):
-    """The data set; further keys are options of its reader."""
+    """Data set; further keys are options of its reader."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The reader's options."""
+    def reader_options(self) -> dict[str, Any]:
+        """Options of the reader."""
         return dict(self.model_extra or {})
 
 
-class BackboneSection(Section):
-    """The backbone: any timm name; `image_size` None takes what suits the stored images."""
+class BackboneSection(ConfigModel):
+    """Backbone: any timm name; `image_size` None derives the size from the stored images."""
 
     name: str = "conv4"
     image_size: int | None = Field(default=None, ge=1)
@@ -67,11 +66,11 @@ class BackboneSection(Section):
     frozen: bool = False
 
 
-class StopSection(Section):
-    """Early stopping, for each loss apart.
+class StopSection(ConfigModel):
+    """Early stopping, separately for each loss.
 
-    ASHA with the epoch as its time, until enough trials have finished; from then on trials whose
-    learning curve says that they will not become the best.
+    ASHA with the epoch as its resource, until enough trials have finished; after that, trials are
+    stopped whose predicted final score stays below the best.
     """
 
     enabled: bool = True
@@ -79,10 +78,10 @@ class StopSection(Section):
     reduction: int = Field(default=3, ge=2)
 
 
-class SearchSection(Section):
-    """How many points of each loss are tried, and how they are chosen.
+class SearchSection(ConfigModel):
+    """Number of points per loss, and how they are chosen.
 
-    The sampler `auto` is gp for a loss with few knobs and a few hundred points, else tpe.
+    The sampler `auto` is gp for a loss with few hyperparameters and a few hundred points, else tpe.
     """
 
     trials: int = Field(default=30, ge=1)
@@ -96,15 +95,15 @@ class SearchSection(Section):
 
     @field_validator("stop_early", mode="before")
     @classmethod
-    def _switch(cls, value: Any) -> Any:
+    def _stop_early_from_bool(cls, value: Any) -> Any:
         return {"enabled": value} if isinstance(value, bool) else value
 
 
-class ProtocolSection(Section):
-    """What is measured, on which classes.
+class ProtocolSection(ConfigModel):
+    """Metrics, and the classes on which they are measured.
 
-    `nmi` adds the clustering score of the older papers: normalised mutual information of k-means
-    clusters with the classes. k-means has luck of its own, so it is a poor objective.
+    `nmi` adds the clustering score of older papers: normalised mutual information between k-means
+    clusters and classes. k-means is random, which makes it a poor objective.
     """
 
     objective: str = "map_at_r"
@@ -116,31 +115,30 @@ class ProtocolSection(Section):
 
     @field_validator("recall_at")
     @classmethod
-    def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_recall_at(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if not value or min(value) < 1:
-            raise ValueError(f"recall_at needs whole numbers from 1 on, but got {list(value)}")
+            raise ValueError(f"must be a list of integers above 0, but got {list(value)}")
         return tuple(sorted(set(value)))
 
     @model_validator(mode="after")
-    def _objective_is_measured(self) -> ProtocolSection:
+    def _check_objective(self) -> ProtocolSection:
         measured = ["map_at_r", "r_precision", *(f"recall_at_{k}" for k in self.recall_at)]
         measured += ["nmi"] if self.nmi else []
         if self.objective not in measured:
-            raise ValueError(
-                f"objective {self.objective!r} is not measured; {nearest(self.objective, measured)}"
-            )
+            hint = suggest_nearest_name(self.objective, measured)
+            raise ValueError(f"objective {self.objective!r} is not measured; {hint}")
         return self
 
 
-class ResourcesSection(Section):
-    """What one trial occupies.
+class ResourcesSection(ConfigModel):
+    """Resources of one trial.
 
     A trial is trained by `ranks_per_trial` processes on `nodes_per_trial` nodes, equally many on
-    each. `cpus_per_trial` and `gpus_per_trial` are the trial's, over all its ranks: each rank has
-    an equal part. A rank computes on one GPU or on CPUs; a trial of one rank may have a part of a
-    GPU. `shard_proxies` spreads the proxies over the ranks instead of copying them. `keep_mib` is
-    the memory for the similarities of a batch with all proxies: above it, losses stream over the
-    proxies and compute them twice; None leaves it to the losses.
+    each. `cpus_per_trial` and `gpus_per_trial` are totals over all ranks; each rank has an equal
+    share. A rank computes on one GPU or on CPUs; a trial of one rank may use a fraction of a GPU.
+    `shard_proxies` distributes the proxies over the ranks instead of copying them. `keep_mib` is
+    the memory limit for the similarities of a batch to all proxies: above it, losses stream over
+    the proxies and compute the similarities twice; None uses the default of the losses.
     """
 
     cpus_per_trial: float = Field(default=1, gt=0)
@@ -152,7 +150,7 @@ class ResourcesSection(Section):
     max_concurrent: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _divides(self) -> ResourcesSection:
+    def _check_divisible(self) -> ResourcesSection:
         cpus, gpus, ranks = self.cpus_per_trial, self.gpus_per_trial, self.ranks_per_trial
         if ranks % self.nodes_per_trial:
             raise ValueError(
@@ -161,12 +159,12 @@ class ResourcesSection(Section):
             )
         if ranks == 1 and gpus > 1:
             raise ValueError(
-                f"one rank computes on one GPU, but got gpus_per_trial={gpus:g}; "
+                f"a rank computes on at most one GPU, but got gpus_per_trial={gpus:g}; "
                 f"set ranks_per_trial: {math.ceil(gpus)} to train on several"
             )
         if ranks > 1 and gpus not in (0, ranks):
             raise ValueError(
-                "`gpus_per_trial` must be 0 or one for each rank, but got "
+                "`gpus_per_trial` must be 0 or equal to `ranks_per_trial`, but got "
                 f"gpus_per_trial={gpus:g}, ranks_per_trial={ranks}"
             )
         if cpus > ranks and cpus % ranks:
@@ -177,29 +175,29 @@ class ResourcesSection(Section):
         return self
 
 
-class TrackingSection(Section):
-    """The MLflow server; None keeps an sqlite store in the study's directory."""
+class TrackingSection(ConfigModel):
+    """MLflow server or database; None uses an SQLite store in the study's directory."""
 
     uri: str | None = None
 
     @field_validator("uri")
     @classmethod
-    def _known_scheme(cls, value: str | None) -> str | None:
+    def _check_uri(cls, value: str | None) -> str | None:
         try:
             if value is not None:
-                check_address(value)
+                check_tracking_uri(value)
         except StudyError as error:
             raise ValueError(str(error)) from None
         return value
 
 
-class StorageSection(Section):
-    """Where trials keep what must survive their node.
+class StorageSection(ConfigModel):
+    """Storage of checkpoints.
 
-    `checkpoints` is a path that every node has, or an S3 prefix; None keeps them in the study's
-    directory, which is enough on one machine. A trial writes one every `checkpoint_every` epochs
-    and at its end; a lost node costs it the epochs since. Of the search, the `keep_best` best
-    trials of each loss keep theirs; all others are removed when their trial ends.
+    `checkpoints` is a path that exists on every node, or an S3 prefix; None uses the study's
+    directory, which suffices on one machine. A trial writes a checkpoint every `checkpoint_every`
+    epochs and at its end; if its node is lost, it repeats the epochs since. The `keep_best` best
+    search trials of each loss keep their checkpoints; all others are removed when the trial ends.
     """
 
     checkpoints: str | None = None
@@ -208,18 +206,16 @@ class StorageSection(Section):
 
     @field_validator("checkpoints")
     @classmethod
-    def _shared(cls, value: str | None) -> str | None:
+    def _check_shared_path(cls, value: str | None) -> str | None:
         if value is None or value.startswith("/"):
             return value
         if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?", value):
-            raise ValueError(
-                f"checkpoints are kept at an absolute path or at s3://BUCKET/PREFIX, not {value!r}"
-            )
+            raise ValueError(f"must be an absolute path or s3://BUCKET/PREFIX, but got {value!r}")
         return value
 
 
-class StudyFile(Section):
-    """A whole study file."""
+class StudyConfig(ConfigModel):
+    """Complete study file."""
 
     name: str
     data: DataSection
@@ -234,11 +230,9 @@ class StudyFile(Section):
 
     @field_validator("name")
     @classmethod
-    def _plain_name(cls, value: str) -> str:
-        if not NAME.fullmatch(value):
-            raise ValueError(
-                f"a study name is at most 100 letters, digits, '.', '_' or '-', not {value!r}"
-            )
+    def _check_study_name(cls, value: str) -> str:
+        if not STUDY_NAME_PATTERN.fullmatch(value):
+            raise ValueError(f"{STUDY_NAME_RULE}, but got {value!r}")
         return value
 
     @field_validator("data", mode="before")
@@ -252,14 +246,14 @@ class StudyFile(Section):
         return {"name": value} if isinstance(value, str) else value
 
     @property
-    def conditions(self) -> dict[str, Scalar]:
-        """Training knobs that are the same in every trial."""
-        return {k: v for k, v in self.training.items() if not isinstance(v, Range)}
+    def fixed_training_params(self) -> dict[str, ScalarValue]:
+        """Training hyperparameters with the same value in every trial."""
+        return {k: v for k, v in self.training.items() if not isinstance(v, ParamRange)}
 
     @property
-    def searched_for_all(self) -> dict[str, Range]:
-        """Training knobs that every loss searches in the same range."""
-        return {k: v for k, v in self.training.items() if isinstance(v, Range)}
+    def searched_training_params(self) -> dict[str, ParamRange]:
+        """Training hyperparameters that every loss searches in the same range."""
+        return {k: v for k, v in self.training.items() if isinstance(v, ParamRange)}
 
     @field_validator("losses", mode="before")
     @classmethod
@@ -267,11 +261,10 @@ class StudyFile(Section):
         if isinstance(value, str):
             value = [value]
         if isinstance(value, list):
-            if odd := [v for v in value if not isinstance(v, str)]:
-                raise ValueError(f"a loss is listed by its name, but got {odd[0]!r:.60}")
-            twice = sorted({str(v) for v in value if value.count(v) > 1})
-            if twice:
-                raise ValueError(f"a loss is listed twice: {', '.join(twice)}")
+            if invalid := [v for v in value if not isinstance(v, str)]:
+                raise ValueError(f"a loss must be listed by its name, but got {invalid[0]!r:.60}")
+            if duplicates := sorted({str(v) for v in value if value.count(v) > 1}):
+                raise ValueError(f"a loss is listed twice: {', '.join(duplicates)}")
             value = dict.fromkeys(value)
         if isinstance(value, dict):
             if not value:

@@ -1,17 +1,18 @@
-"""How do trials that were run elsewhere become a study of ours?
+"""Importers: studies made of trials that were run elsewhere.
 
-Nothing here executes or unpickles what it reads: CSV and JSON text, YAML by safe_load, and Optuna's
-own storages.
+Every reader (CSV, Optuna, Ray Tune) produces the same frame of trials and epochs, from which
+`trial_frame` builds the trial table. Nothing here executes or unpickles its input: it reads CSV and
+JSON text, YAML through `safe_load`, and Optuna's own storages.
 """
 
-from study.importing.csv_trials import CSV_COLUMNS, read_csv_trials
-from study.importing.optuna_log import read_optuna
-from study.importing.space_file import EXAMPLE, pick_space, read_spaces
-from study.importing.tune_log import read_tune
+from study.importers.csv_file import CSV_COLUMNS, read_csv_trials
+from study.importers.optuna_storage import read_optuna
+from study.importers.space_file import SPACE_FILE_EXAMPLE, pick_space, read_spaces
+from study.importers.tune_results import read_tune
 
 __all__ = [
     "CSV_COLUMNS",
-    "EXAMPLE",
+    "SPACE_FILE_EXAMPLE",
     "pick_space",
     "read_csv_trials",
     "read_optuna",

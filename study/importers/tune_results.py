@@ -1,4 +1,4 @@
-"""A study from the folder of a Ray Tune run."""
+"""Ray Tune importer: a study from the folder of a Tune run."""
 
 from __future__ import annotations
 
@@ -9,82 +9,81 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from search_spaces.space import Space
+import pandas as pd
+
 from study.errors import StudyError
-from study.importing.rows import (
-    as_number,
-    first_line,
-    make_curve,
-    make_point,
-    make_row,
-    make_table,
-)
-from study.table import TrialTable
+from study.importers.space_file import SpaceDescription
+from study.importers.trial_frame import build_table, select_params
+from study.importers.values import as_number, first_error_line
+from study.trials.job import trial_key
+from study.trials.table import TrialTable
+
+_ERROR_FILES = ("error.txt", "error.pkl")
 
 
-def read_tune(folder: Path, space: Space, *, metric: str, mode: str = "max") -> TrialTable:
-    """A study from the folder of a Ray Tune run: each trial's params.json and result.json.
+def read_tune(
+    folder: Path, description: SpaceDescription, *, metric: str, mode: str = "max"
+) -> TrialTable:
+    """Read the folder of a Ray Tune run: each trial's params.json and result.json.
 
-    A trial whose last metric is not finite diverged; one with an error file and fewer epochs than
-    the longest failed; one with fewer and no error was stopped. A trial that Tune started again
-    has epochs twice in its log: the later ones count. Nested parameters are named by their last
+    A trial diverged if its last metric is not finite. One with fewer epochs than the longest trial
+    failed if it has an error file, and was stopped early otherwise. If Tune restarted a trial, its
+    log has some epochs twice, and the later values count. Nested parameters are named by their last
     part (`loss_config/margin` is `margin`), nested metrics by their path (`eval/map`).
+
+    Args:
+        folder: Of the run.
+        description: What was searched, of one loss.
+        metric: Name of the objective.
+        mode: `max`, or `min` to import the negated metric.
+
+    Raises:
+        StudyError: The folder or a log cannot be read, no trial reports the metric, or a trial
+            lacks a hyperparameter of the space or has a value outside its range.
     """
     logs = sorted(folder.glob("**/result.json"))
     if not logs:
-        raise StudyError(f"{folder} holds no result.json: not the folder of a Tune run")
+        raise StudyError(f"{folder} has no result.json; it is not the folder of a Tune run")
     sign = {"max": 1.0, "min": -1.0}.get(mode)
     if sign is None:
         raise StudyError(f"mode must be max or min, got {mode!r}")
-    found = []
-    for log in logs:
-        steps, config, seconds = _tune_results(log, metric)
-        found.append((log.parent, steps, config, seconds))
-    full = max(max(steps, default=0) for _, steps, _, _ in found)
+    trials = [(log.parent, *_read_tune_trial(log, metric)) for log in logs]
+    full = max(max(steps, default=0) for _, steps, _, _ in trials)
     if full == 0:
         raise StudyError(f"no trial in {folder} reports {metric!r}")
-    rows, curves = [], []
-    for number, (place, steps, config, seconds) in enumerate(found):
-        done = max(steps, default=0)
-        last = sign * steps[done] if steps else math.nan
-        state = _state(place, steps, full)
-        key = f"{space.loss}-{number:04d}"
-        rows.append(
-            make_row(
-                trial=key, loss=space.loss, number=number, state=state, epochs=done,
-                point=make_point(config, space, place.name), seconds=seconds,
-                score=last if state in ("finished", "stopped") else math.nan,
-            )
-        )  # fmt: skip
-        curves += make_curve(key, ((epoch, sign * v) for epoch, v in sorted(steps.items())))
-    protocol = {"objective": metric if sign > 0 else f"-{metric}", "epochs": full}
-    return make_table(folder.name, rows, curves, {space.loss: space}, protocol, None)
+    ((loss, space),) = description.spaces.items()
+    rows = []
+    for number, (place, steps, config, seconds) in enumerate(trials):
+        cells = {
+            "trial": trial_key(loss, number),
+            "loss": loss,
+            "state": "failed" if _has_failed(place, steps, full) else "",
+            "seconds": seconds,
+            "source": place.name,
+            **select_params(config, space, place.name),
+        }
+        values = sorted(steps.items()) or [(0, math.nan)]
+        rows += [{**cells, "epoch": epoch, "score": sign * value} for epoch, value in values]
+    description = description.for_log(objective=metric if sign > 0 else f"-{metric}", epochs=full)
+    return build_table(folder.name, pd.DataFrame(rows), description)
 
 
-def _state(place: Path, steps: Mapping[int, float], full: int) -> str:
-    """What became of a trial, by its metric and whether it left an error.
-
-    A trial that went on after an error keeps the error's file.
-    """
+def _has_failed(place: Path, steps: Mapping[int, float], full: int) -> bool:
+    """Whether a trial ended with an error; one that continued after an error keeps the file."""
     if not steps:
-        return "failed"
-    done = max(steps)
-    if not math.isfinite(steps[done]):
-        return "diverged"
-    if done >= full:
-        return "finished"
-    failed = any((place / name).exists() for name in ("error.txt", "error.pkl"))
-    return "failed" if failed else "stopped"
+        return True
+    is_short = max(steps) < full and math.isfinite(steps[max(steps)])
+    return is_short and any((place / name).exists() for name in _ERROR_FILES)
 
 
-def _tune_results(log: Path, metric: str) -> tuple[dict[int, float], dict[str, Any], float]:
-    """The metric by epoch, flat parameters and seconds of one trial."""
+def _read_tune_trial(log: Path, metric: str) -> tuple[dict[int, float], dict[str, Any], float]:
+    """Return the metric by epoch, the flattened parameters and the seconds of one trial."""
     steps: dict[int, float] = {}
     seconds = math.nan
     config: dict[str, Any] = {}
     try:
-        for result in _lines(log):
-            value = _found(result, metric)
+        for result in _read_result_lines(log):
+            value = _find_metric(result, metric)
             if value is not None:
                 epoch = result.get("training_iteration", max(steps, default=0) + 1)
                 steps[int(epoch)] = as_number(value)
@@ -94,12 +93,12 @@ def _tune_results(log: Path, metric: str) -> tuple[dict[int, float], dict[str, A
         if params.is_file():
             config = json.loads(params.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise StudyError(f"{log} is not a Tune log: {first_line(error)}") from None
-    return steps, _flat(config), seconds
+        raise StudyError(f"cannot read {log} as a Tune log: {first_error_line(error)}") from None
+    return steps, _flatten_config(config), seconds
 
 
-def _lines(log: Path) -> list[dict[str, Any]]:
-    """The results of a log; the last line of a run that was killed may be half a line."""
+def _read_result_lines(log: Path) -> list[dict[str, Any]]:
+    """Return the results of a log; a killed run may have left an incomplete last line."""
     lines = [line for line in log.read_text("utf-8").splitlines() if line.strip()]
     results = [json.loads(line) for line in lines[:-1]]
     with contextlib.suppress(ValueError):
@@ -109,8 +108,8 @@ def _lines(log: Path) -> list[dict[str, Any]]:
     return results
 
 
-def _found(result: Mapping[str, Any], metric: str) -> Any:
-    """A metric by its name, or by its path through nested ones; None where there is none."""
+def _find_metric(result: Mapping[str, Any], metric: str) -> Any:
+    """Return a metric by its name, or by its path through nested metrics; None if missing."""
     if metric in result:
         return result[metric]
     value: Any = result
@@ -119,11 +118,11 @@ def _found(result: Mapping[str, Any], metric: str) -> Any:
     return value
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):
-            out |= _flat(value)
+            flat |= _flatten_config(value)
         else:
-            out[str(key).rsplit("/", 1)[-1]] = value
-    return out
+            flat[str(key).rsplit("/", 1)[-1]] = value
+    return flat

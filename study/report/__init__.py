@@ -1,1 +1,1 @@
-"""From a trial table to a page, figures and tables."""
+"""Study reports: page, figures, tables and JSON, written from a trial table."""

@@ -1,4 +1,4 @@
-"""How are knobs and numbers written for people?"""
+"""Text formatting of hyperparameters, scores and probabilities, and the axes that show them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ import numpy as np
 import pandas as pd
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from search_spaces.space import Space
-from study.report.chart import Axis
+from search_spaces.space import SearchSpace
+from study.report.charts.spec import ChartAxis
 
-_PRETTY = {
+_METRIC_LABELS = {
     "map_at_r": "MAP@R",
     "r_precision": "R-Precision",
     "loss": "training loss",
     "nmi": "NMI",
 }
 
+PAGE_COLUMN_NAMES = {"knob": "hyperparameter"}
+"""Column names of the CSV and JSON files that the page writes out."""
 
-def knob_label(space: Space, knob: str) -> str:
-    """The paper's letter and the knob's name: `α (alpha)`."""
-    known = space.searched.get(knob)
-    if known is None or not known.symbol or known.symbol == knob:
-        return knob
-    return f"{known.symbol} ({knob})"
+
+def param_label(space: SearchSpace, param: str) -> str:
+    """Return the paper's symbol and the hyperparameter's name: `α (alpha)`."""
+    info = space.searched_params.get(param)
+    if info is None or not info.symbol or info.symbol == param:
+        return param
+    return f"{info.symbol} ({param})"
 
 
 def metric_label(name: str) -> str:
-    """`recall_at_1` as R@1, `map_at_r` as MAP@R."""
+    """Return the usual name of a metric: R@1 for `recall_at_1`, MAP@R for `map_at_r`."""
     if name.startswith("recall_at_"):
         return f"R@{name.removeprefix('recall_at_')}"
-    return _PRETTY.get(name, name)
+    return _METRIC_LABELS.get(name, name)
 
 
-def score(value: Any, digits: int = 3) -> str:
-    """A score, or a dash where there is none."""
+def format_rounded_score(value: Any, digits: int = 3) -> str:
+    """Format a score; a dash if there is none."""
     if value is None or not isinstance(value, int | float | np.floating | np.integer):
         return "–" if value is None or value == "" else str(value)
     if not math.isfinite(float(value)):
@@ -46,16 +49,16 @@ def score(value: Any, digits: int = 3) -> str:
     return f"{float(value):.{digits}f}" if size < 100 else f"{float(value):.4g}"
 
 
-def number(value: Any) -> str:
-    """A knob's value in at most three digits."""
+def format_value(value: Any) -> str:
+    """Format the value of a hyperparameter with at most three digits."""
     if isinstance(value, bool | str) or value is None:
         return "–" if value is None else str(value)
     number = float(value)
     return f"{number:.3g}" if math.isfinite(number) else "–"
 
 
-def percent(value: float) -> str:
-    """A share without decimals; only certainty is 100 %."""
+def format_percent(value: float) -> str:
+    """Format a share without decimals; only 1 exactly is 100 %."""
     if not math.isfinite(value):
         return "–"
     if 0.995 <= value < 1:
@@ -63,39 +66,39 @@ def percent(value: float) -> str:
     return "< 1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
-def chance(value: float) -> str:
-    """A probability estimated from draws, which can prove neither certainty."""
+def format_probability(value: float) -> str:
+    """Format a probability estimated from draws, which can show neither 0 % nor 100 %."""
     if not math.isfinite(value):
         return "–"
     return "> 99%" if value >= 0.995 else "< 1%" if value <= 0.005 else f"{value:.0%}"
 
 
-def listing(words: Sequence[str], *, last: str = "and") -> str:
-    """`a, b and c`."""
+def join_words(words: Sequence[str], *, last: str = "and") -> str:
+    """Join words as `a, b and c`."""
     words = list(words)
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
-def knob_axis(space: Space, knob: str) -> Axis:
-    """The axis of a knob: logarithmic, numeric, or one tick per choice."""
-    distribution = space.distributions[knob]
-    unit = space.searched[knob].unit
-    label = knob_label(space, knob) + (f" [{unit}]" if unit else "")
+def param_axis(space: SearchSpace, param: str) -> ChartAxis:
+    """Build the axis of a hyperparameter: logarithmic, linear, or one tick per choice."""
+    distribution = space.distributions[param]
+    unit = space.searched_params[param].unit
+    label = param_label(space, param) + (f" [{unit}]" if unit else "")
     if isinstance(distribution, CategoricalDistribution):
         ticks = tuple((float(i), str(c)) for i, c in enumerate(distribution.choices))
-        return Axis(label, ticks=ticks, limits=(-0.5, len(ticks) - 0.5))
+        return ChartAxis(label, ticks=ticks, limits=(-0.5, len(ticks) - 0.5))
     low, high = float(distribution.low), float(distribution.high)  # type: ignore[attr-defined]
     if not getattr(distribution, "log", False):
         pad = 0.03 * (high - low)
-        return Axis(label, limits=(low - pad, high + pad))
+        return ChartAxis(label, limits=(low - pad, high + pad))
     pad = (high / low) ** 0.03
-    return Axis(label, log=True, ticks=log_ticks(low, high), limits=(low / pad, high * pad))
+    return ChartAxis(label, log=True, ticks=log_ticks(low, high), limits=(low / pad, high * pad))
 
 
 def log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
-    """Few round ticks: powers of ten, with 2 and 5 between when there is room, or powers of two."""
+    """Return a few round ticks: powers of ten, and 3 or 2 and 5 times these on short axes."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     span = math.log10(high / low)
     steps = (1,) if span > 3 else (1, 3) if span > 1.9 else (1, 2, 5)
@@ -106,8 +109,10 @@ def log_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
     )
 
 
-def places(distribution: BaseDistribution, values: Sequence[Any] | pd.Series) -> list[float]:
-    """Values as numbers on the knob's axis: a choice is its index."""
+def axis_positions(
+    distribution: BaseDistribution, values: Sequence[Any] | pd.Series
+) -> list[float]:
+    """Return values as numbers on the hyperparameter's axis; a choice becomes its index."""
     if not isinstance(distribution, CategoricalDistribution):
         return [float(v) for v in values]
     choices = list(distribution.choices)

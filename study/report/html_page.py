@@ -1,4 +1,4 @@
-"""How do charts and tables become one HTML file that needs nothing else?"""
+"""HTML page of a report: one file with charts, tables, styles and scripts, no network needed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from study.report import grid
-from study.report.answer import Answer
-from study.report.chart import Chart
-from study.report.draw_plotly import figure, key
+from study.report import html_table
+from study.report.charts.plotly_renderer import build_plotly_figure, render_legend_key
+from study.report.charts.spec import Chart
+from study.report.summary import ReportSummary
 
 
 @dataclass(frozen=True)
-class Block:
-    """A piece of a section: prose, a chart or a table."""
+class PageBlock:
+    """Part of a section: a paragraph, a chart or a table."""
 
     text: str = ""
     chart: Chart | None = None
@@ -34,60 +34,73 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading with blocks; `key` is its anchor."""
+class PageSection:
+    """Section of the page: a heading and its blocks; `key` is the anchor."""
 
     key: str
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[PageBlock]
     lead: str = ""
 
 
-def render(
-    *, study: str, facts: Sequence[tuple[str, str]], answer: Answer, sections: Sequence[Section]
+def render_page(
+    *,
+    study: str,
+    facts: Sequence[tuple[str, str]],
+    summary: ReportSummary,
+    sections: Sequence[PageSection],
 ) -> str:
-    """The page; equal arguments give equal bytes."""
+    """Return the page as HTML; equal arguments give equal bytes.
+
+    Args:
+        study: Title of the page.
+        facts: Names and values below the summary, such as the data set and the backbone.
+        summary: Headline and paragraphs of the first screen.
+        sections: Sections in the order of the page.
+    """
     figures: dict[str, Any] = {}
     for section in sections:
         for block in section.blocks:
             if block.chart:
                 for i, panel in enumerate(block.chart.panels):
                     if not panel.note:
-                        figures[panel_id(block.chart, i)] = _escaped(figure(panel))
+                        figures[panel_id(block.chart, i)] = _escape_strings(
+                            build_plotly_figure(panel)
+                        )
     environment = Environment(
         loader=PackageLoader("study.report", "."), autoescape=True, undefined=StrictUndefined
     )
-    script, plotly = _asset("page.js"), get_plotlyjs()
+    script, plotly = _read_asset("page.js"), get_plotlyjs()
     return environment.get_template("page.html").render(
         study=study,
         facts=facts,
-        answer=answer,
+        summary=summary,
         sections=sections,
         panel_id=panel_id,
-        grid=grid.columns,
-        rows=grid.rows,
-        key=lambda mark: Markup(key(mark)),
-        css=Markup(_asset("page.css")),
+        table_columns=html_table.table_columns,
+        table_rows=html_table.table_rows,
+        legend_key=lambda mark: Markup(render_legend_key(mark)),
+        css=Markup(_read_asset("page.css")),
         script=Markup(script),
         plotly=Markup(plotly),
-        policy=Markup(_policy(plotly, script)),
-        # "<" never appears in the data, so no name can end the element that holds it.
+        policy=Markup(_content_security_policy(plotly, script)),
+        # Without "<" in the data, no user string can close the element that holds it.
         figures=Markup(json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")),
     )
 
 
 def panel_id(chart: Chart, index: int) -> str:
-    """A fixed, harmless element id."""
+    """Return an element id that is stable and free of user strings."""
     digest = hashlib.sha256(chart.key.encode()).hexdigest()[:10]
     return f"plot-{digest}-{index}"
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("study.report").joinpath(name).read_text("utf-8")
 
 
-def _policy(*scripts: str) -> str:
-    """Only our own scripts run, and nothing is fetched: the browser enforces both."""
+def _content_security_policy(*scripts: str) -> str:
+    """Return a policy with which the browser runs only these scripts and fetches nothing."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'"
         for s in scripts
@@ -98,12 +111,12 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _escaped(value: Any) -> Any:
-    """Plotly reads some HTML in its texts; user strings must stay text."""
+def _escape_strings(value: Any) -> Any:
+    """Escape every string of a figure, because Plotly interprets some HTML in texts."""
     if isinstance(value, str):
         return html.escape(value, quote=False)
     if isinstance(value, list):
-        return [_escaped(v) for v in value]
+        return [_escape_strings(v) for v in value]
     if isinstance(value, dict):
-        return {k: _escaped(v) for k, v in value.items()}
+        return {k: _escape_strings(v) for k, v in value.items()}
     return value

@@ -22,8 +22,8 @@
     });
   }
 
-  // The sheet's layout comes only after the page was told of it, so widths are given: what fits
-  // into one and into two columns of A4 or Letter within a browser's margins.
+  // `beforeprint` is dispatched while the page still has its screen layout, so widths on paper are
+  // fixed: they fit one and two columns of A4 or Letter within the browser's margins.
   function onPaper(element, layout) {
     const width = element.closest(".panels.wide") ? 620 : 296;
     return Object.assign(layout, { autosize: false, width });
@@ -43,13 +43,13 @@
     return Promise.all(Object.keys(figures).map((id) => draw(id, printing)));
   }
 
-  // Far-away plots are drawn when they come near, so that a long report opens at once.
-  const watcher = new IntersectionObserver((entries) => {
+  // Plots are drawn when they come near the viewport, so that a long report opens at once.
+  const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (entry.isIntersecting && !drawn.has(entry.target.id)) draw(entry.target.id, false);
     }
   }, { rootMargin: "600px" });
-  for (const id of Object.keys(figures)) watcher.observe(document.getElementById(id));
+  for (const id of Object.keys(figures)) observer.observe(document.getElementById(id));
 
   const redraw = () => drawn.forEach((id) => draw(id, false));
   document.getElementById("theme").addEventListener("click", () => {

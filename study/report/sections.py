@@ -1,4 +1,4 @@
-"""In which order is a study told, and with which words between the figures?"""
+"""Sections of the report page: their order, their tables and the text around the figures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from search_spaces.space import Space
-from study.analyses import stopping
-from study.analyses.findings import Findings, LossFindings
-from study.analyses.surrogate import NAMES, Refusal
+from search_spaces.space import SearchSpace
+from study.analyses import early_stopping
+from study.analyses.findings import LossFindings, StudyFindings
+from study.analyses.surrogate.surrogate import SURROGATE_NAMES, Refusal
 from study.report.figures import (
     comparison,
     divergence,
@@ -21,59 +21,76 @@ from study.report.figures import (
     sweeps,
     tuning,
 )
-from study.report.page import Block, Section
-from study.report.words import chance, knob_label, number, percent, score
-from study.table import KNOB, TrialTable
+from study.report.formatting import (
+    PAGE_COLUMN_NAMES,
+    format_percent,
+    format_probability,
+    format_rounded_score,
+    format_value,
+    param_label,
+)
+from study.report.html_page import PageBlock, PageSection
+from study.trials.table import PARAM_PREFIX, TrialTable
 
-_BASIS = {"sweep": "sweep", "model": "model", "trials": "trials", "nothing": "–"}
+_BASIS_LABELS = {"sweep": "sweep", "model": "model", "trials": "trials", "nothing": "–"}
 
 
-def sections(findings: Findings) -> list[Section]:
-    """Comparison, claims, one section per loss (best first), search, and what to do next."""
+def build_sections(findings: StudyFindings) -> list[PageSection]:
+    """Build all sections: comparison, claims, one per loss (best first), search, next trials."""
     order = [n for n in findings.leaderboard["loss"] if n in findings.losses]
-    out = [_compare(findings)]
+    out = [_comparison_section(findings)]
     if len(findings.claims):
-        out.append(_claims(findings))
-    out += [_loss(findings, loss) for loss in order]
-    out += [_search(findings), _checks(findings), _next(findings)]
+        out.append(_claims_section(findings))
+    out += [_loss_section(findings, loss) for loss in order]
+    out += [_search_section(findings), _checks_section(findings), _next_trials_section(findings)]
     return [s for s in out if s.blocks]
 
 
-def _compare(findings: Findings) -> Section:
+def _comparison_section(findings: StudyFindings) -> PageSection:
     blocks = []
-    tested = comparison.chart(findings)
-    if tested:
-        blocks.append(Block(chart=tested))
-    blocks.append(Block(chart=leaderboard.chart(findings)))
-    blocks.append(Block(table=_board(findings), caption="Search, on validation classes"))
-    if len(findings.best):
-        where = findings.best_split
-        frame = findings.best.rename(
-            columns={"score": f"{where} score", "probability": "best with"}
+    confirmed = comparison.build_confirmed_scores_chart(findings)
+    if confirmed:
+        blocks.append(PageBlock(chart=confirmed))
+    blocks.append(PageBlock(chart=leaderboard.build_leaderboard_chart(findings)))
+    blocks.append(
+        PageBlock(table=_leaderboard_table(findings), caption="Search, on validation classes")
+    )
+    if len(findings.best_probabilities):
+        frame = findings.best_probabilities.rename(
+            columns={"score": f"{findings.best_split} score", "probability": "P(best)"}
         )
-        frame = frame.assign(**{"best with": [chance(p) for p in frame["best with"]]})
-        blocks.append(Block(table=frame, caption="Probability of being the best loss"))
-    if len(findings.paired):
+        frame = frame.assign(**{"P(best)": [format_probability(p) for p in frame["P(best)"]]})
+        blocks.append(PageBlock(table=frame, caption="Probability of being the best loss"))
+    if len(findings.pairwise_tests):
         columns = ["loss", "other", "difference", "low", "high", "p_holm", "test", "verdict"]
-        caption = "Tuned losses in pairs, test scores; p corrected by Holm"
-        blocks.append(Block(table=findings.paired[columns], caption=caption))
-    if len(findings.inflation):
+        caption = "Test scores of tuned losses in pairs; p values corrected by Holm's method"
+        blocks.append(PageBlock(table=findings.pairwise_tests[columns], caption=caption))
+    if len(findings.epoch_selection_bias):
         names = {"best_epoch": "best epoch", "last": "last epoch"}
-        caption = "What picking the best test epoch would have added (scores here are the last's)"
-        blocks.append(Block(table=findings.inflation.rename(columns=names), caption=caption))
+        caption = (
+            "Gain from picking the best test epoch (the report's scores are of the last epoch)"
+        )
+        blocks.append(
+            PageBlock(table=findings.epoch_selection_bias.rename(columns=names), caption=caption)
+        )
     if len(findings.noise_floor):
-        text = "Names of one and the same function: differences below these are search noise."
-        blocks.append(Block(table=findings.noise_floor, caption=f"A/A noise floor. {text}"))
-    if len(findings.cost):
-        names = {"seconds_per_epoch": "s / epoch", "low": "quarter", "high": "three quarters"}
-        frame = findings.cost.rename(columns=names)
-        blocks.append(Block(table=frame, caption="Cost per epoch, median over trials"))
-    return Section("compare", "Losses compared", blocks)
+        caption = (
+            "A/A noise floor: the two losses are the same function, so differences between other "
+            "losses that are not larger are search noise"
+        )
+        blocks.append(PageBlock(table=findings.noise_floor, caption=caption))
+    if len(findings.epoch_cost):
+        names = {"seconds_per_epoch": "s / epoch", "low": "25 %", "high": "75 %"}
+        frame = findings.epoch_cost.rename(columns=names)
+        blocks.append(
+            PageBlock(table=frame, caption="Cost per epoch: median and quartiles over trials")
+        )
+    return PageSection("compare", "Losses compared", blocks)
 
 
-def _board(findings: Findings) -> pd.DataFrame:
-    board = findings.leaderboard
-    wanted = (
+def _leaderboard_table(findings: StudyFindings) -> pd.DataFrame:
+    frame = findings.leaderboard
+    columns = (
         "loss",
         "best",
         "repeated",
@@ -85,19 +102,19 @@ def _board(findings: Findings) -> pd.DataFrame:
         "running",
         "epochs",
     )
-    shown = [c for c in wanted if c in board and not (c == "running" and not board[c].any())]
+    present = [c for c in columns if c in frame and not (c == "running" and not frame[c].any())]
     names = {"seed_sigma": "seed σ", "repeated": "best, repeated"}
-    return board[shown].rename(columns=names)
+    return frame[present].rename(columns=names)
 
 
-def _claims(findings: Findings) -> Section:
+def _claims_section(findings: StudyFindings) -> PageSection:
     frame = findings.claims
-    shown = pd.DataFrame(
+    page_table = pd.DataFrame(
         {
             "loss": frame["loss"],
             "claim": frame["statement"],
             "verdict": frame["verdict"],
-            "decided by": frame["basis"].map(_BASIS),
+            "decided by": frame["basis"].map(_BASIS_LABELS),
             "evidence": frame["evidence"],
             "tested by": frame["test"],
             "source": frame["source"],
@@ -105,135 +122,154 @@ def _claims(findings: Findings) -> Section:
         }
     )
     lead = (
-        "What the papers say, put to these trials. Supported and contradicted need 95 %; tolerance "
-        "is what the seed alone does, unless you set it."
+        "Statements of the papers, tested on these trials. A claim is supported at a probability "
+        "of 95 % or more and contradicted at 5 % or less. The tolerance is the effect of the seed "
+        "alone unless the study file sets it."
     )
-    return Section("claims", "Claims of the papers", [Block(table=shown)], lead)
+    return PageSection("claims", "Claims of the papers", [PageBlock(table=page_table)], lead)
 
 
-def _loss(findings: Findings, loss: str) -> Section:
+def _loss_section(findings: StudyFindings, loss: str) -> PageSection:
     found, space = findings.losses[loss], findings.table.spaces[loss]
-    blocks: list[Block] = [Block(text=_model_line(found, space))]
-    if not isinstance(found.stable, Refusal):
+    blocks: list[PageBlock] = [PageBlock(text=_describe_model(found, space))]
+    if not isinstance(found.stable_ranges, Refusal):
         caption = (
-            f"Stable ranges: within {score(found.tolerance.value, 4)} of the best "
-            f"({found.tolerance.source}) with 95 %, on average over good settings of the others. "
-            "The last column asks something else: may the knob stay at its published value if the "
-            "others are tuned to it?"
+            "Stable ranges: values whose score is within "
+            f"{format_rounded_score(found.tolerance.value, 4)} of the best "
+            f"({found.tolerance.source}) with 95 % probability, averaged over good settings of the "
+            "other hyperparameters. The last column answers another question: may the "
+            "hyperparameter stay at its published value if the others are tuned to it?"
         )
-        blocks.append(Block(table=_ranges(found, space), caption=caption))
-    elif found.stable != found.surrogate:
-        blocks.append(Block(text=found.stable.reason, warn=True))
-    blocks.append(Block(chart=response.chart(findings, loss)))
+        blocks.append(PageBlock(table=_stable_range_table(found, space), caption=caption))
+    elif found.stable_ranges != found.surrogate:
+        blocks.append(PageBlock(text=found.stable_ranges.reason, warn=True))
+    blocks.append(PageBlock(chart=response.build_response_chart(findings, loss)))
     if isinstance(found.importance, Refusal):
-        blocks.append(Block(text=f"No importances: {found.importance.reason}", warn=True))
+        blocks.append(PageBlock(text=f"No importances: {found.importance.reason}", warn=True))
     else:
-        blocks.append(Block(chart=importance.chart(findings, loss)))
-    drawn = (pairs.chart, sweeps.chart, divergence.chart, tuning.chart)
-    blocks += [Block(chart=c) for c in (draw(findings, loss) for draw in drawn) if c]
-    if len(found.collapsed):
-        count = len(found.collapsed)
-        text = f"{count} trials trained to the end and fell below the untrained backbone."
-        blocks.append(Block(text=text, warn=True))
-    return Section(f"loss-{loss}", loss, blocks, f"{space.paper}.")
+        blocks.append(PageBlock(chart=importance.build_importance_chart(findings, loss)))
+    builders = (
+        pairs.build_pair_surface_chart,
+        sweeps.build_sweep_chart,
+        divergence.build_divergence_chart,
+        tuning.build_tuning_gain_chart,
+    )
+    blocks += [PageBlock(chart=c) for c in (build(findings, loss) for build in builders) if c]
+    if len(found.collapsed_trials):
+        count = len(found.collapsed_trials)
+        text = f"Collapsed: {count} trials ran to the end and score below the untrained backbone."
+        blocks.append(PageBlock(text=text, warn=True))
+    return PageSection(f"loss-{loss}", loss, blocks, f"{space.paper}.")
 
 
-def _model_line(found: LossFindings, space: Space) -> str:
+def _describe_model(found: LossFindings, space: SearchSpace) -> str:
     model = found.surrogate
     if isinstance(model, Refusal):
         return f"No model of this loss: {model.reason}"
-    first, *others = model.quality
-    rest = ", ".join(f"{NAMES[q.kind]} {percent(q.r2)}" for q in others)
-    words = (
-        f"Model: {NAMES[first.kind]}, chosen by cross-validation over settings; explains "
-        f"{percent(first.r2)} of what unseen settings score ({rest}); its 90 % intervals hold "
-        f"{percent(first.coverage)} of them"
-    )
-    widest = max((factor for _, factor in first.spread), default=1.0)
+    first, *others = model.cv_results
+    rest = ", ".join(f"{SURROGATE_NAMES[q.kind]} {format_percent(q.r2)}" for q in others)
+    sentences = [
+        f"Model: {SURROGATE_NAMES[first.kind]}, selected by cross-validation over settings. It "
+        f"explains {format_percent(first.r2)} of the variance of unseen settings ({rest}), and its "
+        f"90 % intervals contain {format_percent(first.coverage)} of their scores."
+    ]
+    widest = max((factor for _, factor in first.calibration_curve), default=1.0)
     if widest >= 1.05:
-        words += f"; bands are widened up to {widest:.1f} times, where it is too sure of them"
-    if model.samples.left_out:
-        kept = model.samples.trials
-        words += (
-            f". It learned from {kept} of {kept + model.samples.left_out} trials, as many as it "
-            "can take: blind ones first, and of those the search chose, which crowd, every so many"
+        sentences.append(
+            f"Where intervals were too narrow, they are widened, by a factor of up to {widest:.1f}."
         )
-    if model.jump is not None:
-        knob, low, high = model.jump
-        words += f". The score jumps at {knob_label(space, knob)} {number(low)}–{number(high)}"
-    return words + "."
+    observations = model.observations
+    if observations.n_excluded_trials:
+        total = observations.n_trials + observations.n_excluded_trials
+        sentences.append(
+            f"It is fitted to {observations.n_trials} of {total} trials, the most it can handle: "
+            "trials that the sampler did not choose first, then an even selection of those it "
+            "chose, because these cluster."
+        )
+    if model.jump_location is not None:
+        param, low, high = model.jump_location
+        at = f"{param_label(space, param)} {format_value(low)}–{format_value(high)}"
+        sentences.append(f"The score jumps at {at}.")
+    return " ".join(sentences)
 
 
-def _ranges(found: LossFindings, space: Space) -> pd.DataFrame:
-    assert isinstance(found.stable, pd.DataFrame)
+def _stable_range_table(found: LossFindings, space: SearchSpace) -> pd.DataFrame:
+    assert isinstance(found.stable_ranges, pd.DataFrame)
     verdicts: dict[str, str] = {}
-    if not isinstance(found.tuned, Refusal):
-        rows = found.tuned.leave
+    if not isinstance(found.tuning, Refusal):
+        rows = found.tuning.leave
         verdicts = dict(zip(rows["knob"], rows["verdict"], strict=True))
     return pd.DataFrame(
         [
             {
-                "knob": knob_label(space, str(row["knob"])),
-                "safe values": _safe(row),
-                "share of the range": percent(float(row["share"])),
-                "best": number(row["best"]),
-                "not excluded": _outer(row),
-                "cost at worst": score(row["cost"]),
+                "hyperparameter": param_label(space, str(row["knob"])),
+                "safe values": _format_safe_values(row),
+                "share of the range": format_percent(float(row["share"])),
+                "best": format_value(row["best"]),
+                "not excluded": _format_outer_range(row),
+                "cost at worst": format_rounded_score(row["cost"]),
                 "at its published value": verdicts.get(str(row["knob"]), "–"),
             }
-            for row in found.stable.to_dict("records")
+            for row in found.stable_ranges.to_dict("records")
         ]
     )
 
 
-def _safe(row: dict[Any, Any]) -> str:
+def _format_safe_values(row: dict[Any, Any]) -> str:
     if row["status"] != "stable":
         return str(row["status"])
     if row["values"]:
         return str(row["values"])
-    return f"{number(row['low'])} – {number(row['high'])}"
+    return f"{format_value(row['low'])} – {format_value(row['high'])}"
 
 
-def _outer(row: dict[Any, Any]) -> str:
+def _format_outer_range(row: dict[Any, Any]) -> str:
     if row["outer_low"] is None or row["outer_low"] != row["outer_low"]:
         return "–"
-    return f"{number(row['outer_low'])} – {number(row['outer_high'])}"
+    return f"{format_value(row['outer_low'])} – {format_value(row['outer_high'])}"
 
 
-def _search(findings: Findings) -> Section:
-    blocks = [Block(chart=history.chart(findings))]
-    budget = tuning.expected(findings)
+def _search_section(findings: StudyFindings) -> PageSection:
+    blocks = [PageBlock(chart=history.build_history_chart(findings))]
+    budget = tuning.build_expected_best_chart(findings)
     if budget:
-        blocks.append(Block(chart=budget))
+        blocks.append(PageBlock(chart=budget))
     rows = [
         frame.assign(loss=loss)
-        for loss, frame in ((n, f.stopping) for n, f in findings.losses.items())
+        for loss, frame in ((n, f.early_stopping) for n, f in findings.losses.items())
         if len(frame)
     ]
     if rows:
         frame = pd.concat(rows, ignore_index=True)
         caption = (
             "Was early stopping safe? Rank correlation of early with final scores among trials "
-            "that nothing could stop; whether the best of them was in the better third then, and "
-            "whether the others' learning curves would have let it go on"
+            "that cannot be stopped; whether the final best was in the better third at that epoch "
+            "(best kept), and whether the learning curves of the others would have let it continue "
+            "(best predicted)"
         )
-        blocks.append(Block(table=frame[["loss", *stopping.COLUMNS]], caption=caption))
-    unknown = {loss: stopping.unknown(findings.table, loss) for loss in findings.losses}
+        names = {"best_kept": "best kept", "best_foretold": "best predicted"}
+        frame = frame[["loss", *early_stopping.EARLY_STOPPING_COLUMNS]].rename(columns=names)
+        blocks.append(PageBlock(table=frame, caption=caption))
+    reasons = {
+        loss: early_stopping.explain_missing_evidence(findings.table, loss)
+        for loss in findings.losses
+    }
     blocks += [
-        Block(text=f"Was early stopping safe? {loss}: cannot tell. {why}.")
-        for loss, why in unknown.items()
-        if why
+        PageBlock(text=f"Was early stopping safe? {loss}: cannot tell. {reason}.")
+        for loss, reason in reasons.items()
+        if reason
     ]
-    return Section("search", "The search", blocks)
+    return PageSection("search", "The search", blocks)
 
 
-def _checks(findings: Findings) -> Section:
+def _checks_section(findings: StudyFindings) -> PageSection:
     blocks = []
-    if len(findings.lint):
-        blocks.append(Block(table=findings.lint, caption="What to mind about spaces and trials"))
+    if len(findings.diagnostics):
+        warnings = findings.diagnostics.rename(columns=PAGE_COLUMN_NAMES)
+        blocks.append(PageBlock(table=warnings, caption="Warnings about spaces and trials"))
     rows = []
     for loss, found in findings.losses.items():
-        noise = found.noise
+        noise = found.seed_noise
         model = found.surrogate
         row: dict[str, Any] = {
             "loss": loss,
@@ -241,33 +277,40 @@ def _checks(findings: Findings) -> Section:
             "low": noise.low,
             "high": noise.high,
         }
-        row |= {"from": f"{noise.source} ({noise.freedom} df)", "tolerance": found.tolerance.value}
+        row |= {
+            "from": f"{noise.source} ({noise.degrees_of_freedom} df)",
+            "tolerance": found.tolerance.value,
+        }
         if isinstance(model, Refusal):
-            row |= {"model": "none", "R²": float("nan"), "90 % holds": float("nan")}
+            row |= {"model": "none", "R²": float("nan"), "90 % coverage": float("nan")}
         else:
-            best = model.best
-            row |= {"model": NAMES[best.kind], "R²": best.r2, "90 % holds": best.coverage}
+            best = model.selected_cv_result
+            name = SURROGATE_NAMES[best.kind]
+            row |= {"model": name, "R²": best.r2, "90 % coverage": best.coverage}
         rows.append(row)
-    blocks.append(Block(table=pd.DataFrame(rows), caption="Seed noise and models"))
-    return Section("checks", "Checks", blocks)
+    blocks.append(PageBlock(table=pd.DataFrame(rows), caption="Seed noise and models"))
+    return PageSection("checks", "Checks", blocks)
 
 
-def _next(findings: Findings) -> Section:
-    frame = findings.advice
+def _next_trials_section(findings: StudyFindings) -> PageSection:
+    frame = findings.suggested_trials
     if frame.empty:
-        return Section("next", "Next trials", [])
-    shown = readable_points(frame, findings.table)
-    lead = "The trials that would narrow these answers most (`study refine` runs them)."
-    return Section("next", "Next trials", [Block(table=shown)], lead)
+        return PageSection("next", "Next trials", [])
+    lead = (
+        "The trials that would narrow these answers most; "
+        f"`study refine {findings.table.study} --run` runs them."
+    )
+    table = format_suggested_points(frame, findings.table)
+    return PageSection("next", "Next trials", [PageBlock(table=table)], lead)
 
 
-def readable_points(frame: pd.DataFrame, table: TrialTable) -> pd.DataFrame:
-    """Points to run with their knobs in one column."""
+def format_suggested_points(frame: pd.DataFrame, table: TrialTable) -> pd.DataFrame:
+    """Return the points to run, with their hyperparameters in one column."""
     points = []
     for row in frame.to_dict("records"):
-        knobs = table.knobs(str(row["loss"]))
-        points.append(", ".join(f"{k} {number(row[KNOB + k])}" for k in knobs))
-    shown = frame[["loss", "origin", "seed", "why"]].assign(point=points)
+        params = table.searched_param_names(str(row["loss"]))
+        points.append(", ".join(f"{k} {format_value(row[PARAM_PREFIX + k])}" for k in params))
+    page_table = frame[["loss", "origin", "seed", "why"]].assign(point=points)
     if "worth" in frame:
-        shown["narrows"] = [percent(float(w)) for w in frame["worth"]]
-    return shown
+        page_table["narrows"] = [format_percent(float(w)) for w in frame["worth"]]
+    return page_table

@@ -1,4 +1,4 @@
-"""How does a trial table become a folder with a report?"""
+"""Report writer: page, JSON, figures and tables of a study in one folder."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ from typing import Any
 
 import pandas as pd
 
-from study.analyses.findings import Findings, find
-from study.report import draw_matplotlib, folder, page, record, tables
-from study.report.answer import answer
-from study.report.sections import sections
-from study.report.words import metric_label
-from study.table import TrialTable
+from study.analyses.findings import StudyFindings, analyse_study
+from study.report import html_page, json_export, table_export
+from study.report.charts import matplotlib_renderer
+from study.report.formatting import metric_label
+from study.report.sections import build_sections
+from study.report.summary import summarise_findings
+from study.trials.table import TrialTable
+from study.utils import atomic_folder
 
-PAGE, NUMBERS = "index.html", "report.json"
+PAGE_FILE_NAME, JSON_FILE_NAME = "index.html", "report.json"
 
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """What was written: the page, all numbers, and the files of figures and tables."""
+    """Files of a written report: the page, the JSON file, the figures and the tables."""
 
-    index: Path
-    record: Path
+    index_path: Path
+    json_path: Path
     figures: tuple[Path, ...]
     tables: tuple[Path, ...]
 
     @classmethod
-    def of(cls, out: Path, figures: Iterable[Path], tables: Iterable[Path]) -> ReportPaths:
-        """Those of the report in `out`, whose figures and tables were built elsewhere."""
-        drawn = tuple(out / "figures" / path.name for path in figures)
-        saved = tuple(out / "tables" / path.name for path in tables)
-        return cls(out / PAGE, out / NUMBERS, drawn, saved)
+    def from_folder(cls, out: Path, figures: Iterable[Path], tables: Iterable[Path]) -> ReportPaths:
+        """Return the paths in `out`, given the files as they were named in the staging folder."""
+        return cls(
+            out / PAGE_FILE_NAME,
+            out / JSON_FILE_NAME,
+            tuple(out / "figures" / path.name for path in figures),
+            tuple(out / "tables" / path.name for path in tables),
+        )
 
 
 def write_report(
@@ -42,103 +47,131 @@ def write_report(
     out: Path,
     *,
     seed: int = 0,
-    formats: Sequence[str] = draw_matplotlib.FORMATS,
+    formats: Sequence[str] = matplotlib_renderer.FIGURE_FORMATS,
 ) -> ReportPaths:
-    """Write index.html, report.json, figures/ and tables/ into `out`.
+    """Analyse a study and write index.html, report.json, figures/ and tables/ into `out`.
 
-    The same table and seed give the same bytes. The report takes the place of an earlier one all
-    at once; see `folder`.
+    The same table and seed give the same bytes. An earlier report in `out` is replaced only once
+    the new one is complete (see `study.utils.atomic_folder`).
+
+    Args:
+        table: Trials of the study.
+        out: Folder of the report.
+        seed: Seed of the analyses.
+        formats: File formats of the figures.
     """
-    return write_findings(find(table, seed=seed), out, formats=formats)
+    return write_findings(analyse_study(table, seed=seed), out, formats=formats)
 
 
 def write_findings(
-    findings: Findings, out: Path, *, formats: Sequence[str] = draw_matplotlib.FORMATS
+    findings: StudyFindings,
+    out: Path | str,
+    *,
+    formats: Sequence[str] = matplotlib_renderer.FIGURE_FORMATS,
 ) -> ReportPaths:
-    """The report of findings already made."""
-    table = findings.table
-    said, told = answer(findings), sections(findings)
-    html = page.render(study=table.study, facts=facts(table), answer=said, sections=told)
-    content = record.record(findings, said)
-    charts = [b.chart for s in told for b in s.blocks if b.chart]
-    known = tables.symbols(table.spaces.values())
-    with folder.replaced(out) as new:
-        save_page(new, html, content)
-        drawn = draw_matplotlib.save_all(charts, new / "figures", formats)
-        saved = [
-            p
-            for key, frame, caption, loss in frames(findings)
-            for p in tables.save(
-                frame,
-                new / "tables",
-                key,
-                caption=caption,
-                symbols=tables.symbols([table.spaces[loss]]) if loss else known,
+    """Write the report of a study that is already analysed (see `write_report`)."""
+    table, out = findings.table, Path(out)
+    summary, sections = summarise_findings(findings), build_sections(findings)
+    html = html_page.render_page(
+        study=table.study, facts=protocol_facts(table), summary=summary, sections=sections
+    )
+    content = json_export.findings_to_json(findings, summary)
+    charts = [b.chart for s in sections for b in s.blocks if b.chart]
+    all_symbols = table_export.collect_latex_symbols(table.spaces.values())
+    tables: list[Path] = []
+    with atomic_folder.replacing_folder(out) as folder:
+        write_page(folder, html, content)
+        figures = matplotlib_renderer.save_charts(charts, folder / "figures", formats)
+        for key, frame, caption, loss in report_tables(findings):
+            symbols = (
+                table_export.collect_latex_symbols([table.spaces[loss]]) if loss else all_symbols
             )
-        ]
-    return ReportPaths.of(out, drawn, saved)
+            tables += table_export.save_table(
+                frame, folder / "tables", key, caption=caption, symbols=symbols
+            )
+    return ReportPaths.from_folder(out, figures, tables)
 
 
-def save_page(out: Path, html: str, content: Mapping[str, Any]) -> None:
-    """Write the page and all numbers."""
-    (out / PAGE).write_text(html, "utf-8")
+def write_page(out: Path, html: str, content: Mapping[str, Any]) -> None:
+    """Write index.html and report.json into the folder `out`."""
+    (out / PAGE_FILE_NAME).write_text(html, "utf-8")
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    (out / NUMBERS).write_text(text, "utf-8")
+    (out / JSON_FILE_NAME).write_text(text, "utf-8")
 
 
-def facts(table: TrialTable) -> list[tuple[str, str]]:
-    """The protocol, as the page's header prints it."""
+def protocol_facts(table: TrialTable) -> list[tuple[str, str]]:
+    """Return the names and values of the protocol that the page shows below the summary."""
     names = ("dataset", "backbone", "objective", "epochs", "folds")
-    known = [(n, str(table.protocol[n])) for n in names if table.protocol.get(n) is not None]
-    told = [(n, metric_label(v) if n == "objective" else v) for n, v in known]
-    return [*told, *(("note", str(note)) for note in table.protocol.get("notes") or ())]
+    values = [(n, str(table.protocol[n])) for n in names if table.protocol.get(n) is not None]
+    facts = [(n, metric_label(v) if n == "objective" else v) for n, v in values]
+    return [*facts, *(("note", str(note)) for note in table.protocol.get("notes") or ())]
 
 
-def frames(findings: Findings) -> list[tuple[str, pd.DataFrame, str, str]]:
-    """Every table of the report: key, frame, caption, and the loss it is about (if one)."""
-    study = [
+def report_tables(findings: StudyFindings) -> list[tuple[str, pd.DataFrame, str, str]]:
+    """Return every table of the report: key, frame, caption, and its loss (empty if several)."""
+    study_tables = [
         ("trials", findings.table.trials, "All trials"),
         ("leaderboard", findings.leaderboard, "Best validation score per loss"),
-        ("history", findings.history, "Best score so far against epochs spent"),
-        ("confirmed", findings.confirmed, "Confirmed test scores, 95 % intervals over seeds"),
-        ("inflation", findings.inflation, "Best-test-epoch selection minus last epoch"),
-        ("paired", findings.paired, "Tuned losses in pairs, Holm-corrected"),
-        ("best", findings.best, f"Probability of being the best loss ({findings.best_split})"),
-        ("noise-floor", findings.noise_floor, "Differences between names of one function"),
-        ("cost", findings.cost, "Seconds per epoch"),
+        ("history", findings.optimization_history, "Best score so far against epochs spent"),
+        (
+            "confirmed",
+            findings.confirmed_scores,
+            "Confirmed test scores, 95 % intervals over seeds",
+        ),
+        ("inflation", findings.epoch_selection_bias, "Best-test-epoch selection minus last epoch"),
+        (
+            "paired",
+            findings.pairwise_tests,
+            "Tuned losses in pairs, p values corrected by Holm's method",
+        ),
+        (
+            "best",
+            findings.best_probabilities,
+            f"Probability of being the best loss ({findings.best_split})",
+        ),
+        (
+            "noise-floor",
+            findings.noise_floor,
+            "Differences between losses that are the same function",
+        ),
+        ("cost", findings.epoch_cost, "Seconds per epoch"),
         ("claims", findings.claims, "Claims of the papers"),
-        ("next-trials", findings.advice, "Trials that would narrow the answer most"),
-        ("lint", findings.lint, "Warnings"),
+        ("next-trials", findings.suggested_trials, "Trials that would narrow the answer most"),
+        ("lint", findings.diagnostics, "Warnings"),
     ]
-    out = [(*row, "") for row in study]
+    out = [(*row, "") for row in study_tables]
     for loss, found in findings.losses.items():
-        many: list[tuple[str, object, str]] = [
+        loss_tables: list[tuple[str, object, str]] = [
             ("importance", found.importance, "Sobol shares with 90 % bands"),
             ("importance-good", found.good_importance, "Sobol shares above the median"),
-            ("pairs", found.pairs, "Interaction shares of pairs"),
-            ("curves", found.curves, "Response curves"),
-            ("stable", found.stable, "Stable ranges"),
+            ("pairs", found.interactions, "Interaction shares of pairs"),
+            ("curves", found.response_curves, "Response curves"),
+            ("stable", found.stable_ranges, "Stable ranges"),
             ("sweeps", found.sweeps, "One-at-a-time sweeps, 95 % intervals"),
-            ("divergence", found.divergence, "Diverged trials along each knob"),
-            ("expected-best", found.expected, "Best of n trials"),
-            ("stopping", found.stopping, "Rank correlation of early with final scores"),
+            ("divergence", found.divergence, "Diverged trials along each hyperparameter"),
+            ("expected-best", found.expected_best, "Best of n trials"),
+            ("stopping", found.early_stopping, "Rank correlation of early with final scores"),
         ]
-        tuned = found.tuned
-        many += [
+        tuned = found.tuning
+        loss_tables += [
             (name, getattr(tuned, name, None), caption)
             for name, caption in (
-                ("tunability", "Gain of tuning one knob alone"),
-                ("leave", "Cost of leaving a knob at its published value"),
+                ("tunability", "Gain of tuning one hyperparameter alone"),
+                ("leave", "Cost of leaving a hyperparameter at its published value"),
                 ("path", "From the published to the best point"),
             )
         ]
-        many += [
-            (f"surface-{s['knob'].iloc[0]}-{s['other'].iloc[0]}", s, "Surface over two knobs")
+        loss_tables += [
+            (
+                f"surface-{s['knob'].iloc[0]}-{s['other'].iloc[0]}",
+                s,
+                "Surface over two hyperparameters",
+            )
             for s in found.surfaces
         ]
         out += [
             (f"{name}-{loss}", frame, f"{caption}: {loss}", loss)
-            for name, frame, caption in many
+            for name, frame, caption in loss_tables
             if isinstance(frame, pd.DataFrame)
         ]
     return [row for row in out if len(row[1].columns) and len(row[1])]

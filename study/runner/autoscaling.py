@@ -1,48 +1,66 @@
-"""How many nodes does a study want of an autoscaling cluster, and when are they let go?
+"""Autoscaling: resource demands of the studies that share a `ray up` cluster.
 
-Tune alone would ask for one trial more than runs, so that a cluster grows node by node. Here all
-that the study can use is asked for at once, less when fewer trials are left, nothing at the end.
-Ray keeps one request for a whole cluster, so studies that share one leave what each wants on its
-head (see `board`), and whoever asks, asks for all of them.
+Tune alone requests one trial more than runs, so a cluster would grow node by node. A study
+requests everything it can use at once, less when fewer trials are left, and nothing at its end.
+Ray keeps a single request for a whole cluster, so each study publishes its demand in the key-value
+store of Ray's head, and every study requests the sum of all demands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
-from study.file import ResourcesSection
-from study.tuning.board import ClusterBoard, Wish
-from study.tuning.placement import bundle, fitting
+from study.config.schema import ResourcesSection
+from study.runner.placement import bundle_per_node, count_fitting_trials
 
-CLUSTER_FILE = Path("~/ray_bootstrap_config.yaml")
-"""Where `ray up` leaves the cluster's file on its head."""
+CLUSTER_CONFIG_PATH = Path("~/ray_bootstrap_config.yaml")
+"""Where `ray up` stores the cluster file on the head."""
 
-UPDATE_SECONDS = 10.0
-Ask = Callable[[list[dict[str, float]]], None]
-
-
-class Board(Protocol):
-    """Where the studies of a cluster leave what they want."""
-
-    def publish(self, wish: Wish | None) -> None:
-        """Replace what this study wants."""
-
-    def wishes(self) -> list[Wish]:
-        """What the studies that live want, in the same order for whoever asks."""
+DEMAND_UPDATE_SECONDS = 10.0
+KV_NAMESPACE = b"dml-study"
+DEMAND_KEY_PREFIX = b"wish/"  # the name that earlier versions use
+RequestBundles = Callable[[list[dict[str, float]]], None]
 
 
-def possible_nodes(config: Mapping[str, Any]) -> list[Mapping[str, float]]:
-    """What each node would have if the cluster were as large as its file allows.
+@dataclass(frozen=True)
+class ResourceDemand:
+    """Resources that a study can use at once.
 
-    The file of one's own machines does not say what they have: those nodes are empty here.
+    Args:
+        bundle: Resources of a trial on each of its nodes.
+        nodes: Nodes that a trial spans.
+        trials: Number of trials.
+    """
+
+    bundle: Mapping[str, float]
+    nodes: int
+    trials: int
+
+
+class DemandStore(Protocol):
+    """Storage for the demands of all studies of a cluster."""
+
+    def publish_demand(self, demand: ResourceDemand | None) -> None:
+        """Replace this study's demand; None removes it."""
+
+    def list_demands(self) -> list[ResourceDemand]:
+        """Return the demands of the running studies, in the same order for every reader."""
+
+
+def parse_possible_nodes(config: Mapping[str, Any]) -> list[Mapping[str, float]]:
+    """Return the resources of each node if the cluster were as large as its file allows.
+
+    The file of an on-premises cluster does not state resources: its nodes are empty mappings.
     """
     head = config.get("head_node_type")
     workers: list[Mapping[str, float]] = []
@@ -53,77 +71,83 @@ def possible_nodes(config: Mapping[str, Any]) -> list[Mapping[str, float]]:
         if name == head:
             heads.append(resources)
         workers += [resources] * int(node.get("max_workers", 0 if name == head else limit))
-    # Larger ones first, as far as the limit over all types goes.
+    # The largest nodes first, up to the limit over all node types.
     workers.sort(key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), reverse=True)
     return heads + workers[:limit]
 
 
-def nodes_of_file() -> list[Mapping[str, float]]:
-    """The same for the cluster whose head this is; nothing elsewhere."""
-    path = CLUSTER_FILE.expanduser()
-    return possible_nodes(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else []
+def read_possible_nodes() -> list[Mapping[str, float]]:
+    """Return the possible nodes of the cluster whose head this is; empty on other machines."""
+    path = CLUSTER_CONFIG_PATH.expanduser()
+    return parse_possible_nodes(yaml.safe_load(path.read_text("utf-8"))) if path.exists() else []
 
 
-def nodes_that_may_come(alive: int) -> list[Mapping[str, float]] | None:
-    """What each node would have, if anyone knows; None if not.
+def possible_nodes_or_none(alive: int) -> list[Mapping[str, float]] | None:
+    """Return the resources of each possible node; None if they are unknown.
 
     Args:
-        alive: How many there are. The file of one's own machines says no more than how many will
-            come: when all are there, nothing else will.
+        alive: Number of nodes that are up. An on-premises file only states how many nodes there
+            will be; when all are up, no other node can come.
     """
-    nodes = nodes_of_file()
+    nodes = read_possible_nodes()
     if nodes and all(nodes):
         return nodes
     return [] if nodes and alive >= len(nodes) else None
 
 
-def wish_of(resources: ResourcesSection, trials: int, nodes: Sequence[Mapping[str, float]]) -> Wish:
-    """What a study can use at once, on a cluster of its own."""
-    count = min(trials, fitting(resources, nodes), resources.max_concurrent or trials)
-    return Wish(bundle(resources), resources.nodes_per_trial, count)
+def compute_demand(
+    resources: ResourcesSection, trials: int, nodes: Sequence[Mapping[str, float]]
+) -> ResourceDemand:
+    """Return what a study could use at once if it had the cluster to itself."""
+    count = min(trials, count_fitting_trials(resources, nodes), resources.max_concurrent or trials)
+    return ResourceDemand(bundle_per_node(resources), resources.nodes_per_trial, count)
 
 
-def together(
-    wishes: Sequence[Wish], nodes: Sequence[Mapping[str, float]]
+def combine_demands(
+    demands: Sequence[ResourceDemand], nodes: Sequence[Mapping[str, float]]
 ) -> list[dict[str, float]]:
-    """What to ask for so that the studies have as many trials as fit, turn by turn.
+    """Return the bundles to request so that the studies get trials in turn, as many as fit.
 
-    Never more than the cluster can have: a request that cannot be met as a whole is not met at all.
+    Ray does not serve a request that exceeds the largest possible cluster at all, so the result
+    never does.
     """
     free = [dict(node) for node in nodes]
-    asked: list[dict[str, float]] = []
-    left = [(wish, wish.trials) for wish in wishes if wish.trials]
+    bundles: list[dict[str, float]] = []
+    left = [(demand, demand.trials) for demand in demands if demand.trials]
     while left:
-        again = []
-        for wish, count in left:
-            if _take(free, wish):
-                asked += [dict(wish.bundle)] * wish.nodes
-                again += [(wish, count - 1)] if count > 1 else []
-        left = again
-    return asked
+        remaining = []
+        for demand, count in left:
+            if _allocate_trial(free, demand):
+                bundles += [dict(demand.bundle)] * demand.nodes
+                remaining += [(demand, count - 1)] if count > 1 else []
+        left = remaining
+    return bundles
 
 
-def _take(free: list[dict[str, float]], wish: Wish) -> bool:
-    """Take a trial's part of as many nodes as it spans, those with the most room; if they exist."""
-    room = {i: min(n.get(k, 0.0) / v for k, v in wish.bundle.items()) for i, n in enumerate(free)}
-    fits = [i for i in sorted(room, key=lambda i: -room[i]) if room[i] >= 1 - 1e-9]
-    if len(fits) < wish.nodes:
+def _allocate_trial(free: list[dict[str, float]], demand: ResourceDemand) -> bool:
+    """Take one trial's resources from the nodes with the most capacity, if it fits."""
+    capacity = {
+        i: min(n.get(k, 0.0) / v for k, v in demand.bundle.items()) for i, n in enumerate(free)
+    }
+    fits = [i for i in sorted(capacity, key=lambda i: -capacity[i]) if capacity[i] >= 1 - 1e-9]
+    if len(fits) < demand.nodes:
         return False
-    # A trial on one node goes where it fits most tightly, which leaves the large ones whole.
-    chosen = fits[-1:] if wish.nodes == 1 else fits[: wish.nodes]
+    # A trial on one node takes the node where it fits most tightly and leaves larger nodes free.
+    chosen = fits[-1:] if demand.nodes == 1 else fits[: demand.nodes]
     for i in chosen:
-        free[i] = {k: v - wish.bundle.get(k, 0.0) for k, v in free[i].items()}
+        free[i] = {k: v - demand.bundle.get(k, 0.0) for k, v in free[i].items()}
     return True
 
 
-class Growth:
-    """Keeps the autoscaler told what the studies of a cluster can use.
+class AutoscalerClient:
+    """Requests nodes for all studies of a cluster.
 
     Args:
-        resources: What a trial of this study takes.
-        nodes: The largest the cluster can be.
-        board: What the others want.
-        ask: Tells the autoscaler; every request replaces the one before, whoever made it.
+        resources: Resources of one trial of this study.
+        nodes: The largest possible cluster; empty disables all requests.
+        demand_store: Holds the demands of all studies.
+        request_bundles: Sends a request to the autoscaler; each request replaces the last one.
+        count_trials_left: Returns how many trials this study has left.
         clock: Seconds.
     """
 
@@ -131,69 +155,145 @@ class Growth:
         self,
         resources: ResourcesSection,
         nodes: Sequence[Mapping[str, float]],
-        board: Board,
-        ask: Ask,
+        demand_store: DemandStore,
+        request_bundles: RequestBundles,
         *,
+        count_trials_left: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resources, self._nodes, self._clock = resources, nodes, clock
-        self._board, self._ask = board, ask
-        self._asked: list[dict[str, float]] = []
-        self._next = 0.0
+        self._demand_store, self._request_bundles = demand_store, request_bundles
+        self._count_trials_left = count_trials_left
+        self._last_request: list[dict[str, float]] = []
+        self._next_update = 0.0
 
-    def update(self, trials_left: int) -> None:
-        """Ask for what so many trials can use, and the other studies, if that has changed.
+    def update(self) -> None:
+        """Request what all studies can use now, if that has changed; at most every few seconds.
 
-        Two studies that ask at the same moment may overlook each other; the next time sees both.
+        Two studies that update at the same moment may miss each other; the next update corrects it.
         """
-        if not self._nodes or self._clock() < self._next:
+        if not self._nodes or self._clock() < self._next_update:
             return
-        self._next = self._clock() + UPDATE_SECONDS
-        self._board.publish(wish_of(self._resources, trials_left, self._nodes))
-        request = together(self._board.wishes(), self._nodes)
-        if request != self._asked:
-            self._asked = request
-            self._ask(request)
+        self._next_update = self._clock() + DEMAND_UPDATE_SECONDS
+        demand = compute_demand(self._resources, self._count_trials_left(), self._nodes)
+        self._demand_store.publish_demand(demand)
+        request = combine_demands(self._demand_store.list_demands(), self._nodes)
+        if request != self._last_request:
+            self._last_request = request
+            self._request_bundles(request)
 
     def close(self) -> None:
-        """Let the nodes go that no other study wants."""
+        """Release the nodes that no other study demands."""
         if self._nodes:
-            self._board.publish(None)
-            self._asked = []
-            self._ask(together(self._board.wishes(), self._nodes))
+            self._demand_store.publish_demand(None)
+            self._last_request = []
+            self._request_bundles(combine_demands(self._demand_store.list_demands(), self._nodes))
             self._nodes = []
 
 
+class RayDemandStore:
+    """Demands in the key-value store of the connected Ray cluster, one entry per Ray job.
+
+    The entry of a study whose driver is gone is ignored and removed: Ray knows which jobs run.
+
+    Args:
+        study: Name of the study.
+    """
+
+    def __init__(self, study: str) -> None:
+        self._study = study
+
+    def publish_demand(self, demand: ResourceDemand | None) -> None:
+        """Replace this study's demand; None removes it."""
+        from ray.experimental import internal_kv as store
+
+        key = DEMAND_KEY_PREFIX + _current_job_id().encode()
+        if demand is None:
+            store._internal_kv_del(key, namespace=KV_NAMESPACE)
+            return
+        entry = json.dumps({"study": self._study, **asdict(demand)}).encode()
+        store._internal_kv_put(key, entry, overwrite=True, namespace=KV_NAMESPACE)
+
+    def list_demands(self) -> list[ResourceDemand]:
+        """Return the demands of running studies, by job; remove the entries of the others."""
+        from ray.experimental import internal_kv as store
+
+        entries = self._read_entries()
+        live = _live_job_ids() if set(entries) - {_current_job_id()} else set(entries)
+        for key in set(entries) - live:
+            store._internal_kv_del(DEMAND_KEY_PREFIX + key.encode(), namespace=KV_NAMESPACE)
+        chosen = [entries[key] for key in sorted(live & set(entries))]
+        return [ResourceDemand(e["bundle"], e["nodes"], e["trials"]) for e in chosen]
+
+    def remove_demands(self) -> None:
+        """Remove this study's entries, whichever process wrote them."""
+        from ray.experimental import internal_kv as store
+
+        for key, entry in self._read_entries().items():
+            if entry["study"] == self._study:
+                store._internal_kv_del(DEMAND_KEY_PREFIX + key.encode(), namespace=KV_NAMESPACE)
+
+    def _read_entries(self) -> dict[str, dict[str, Any]]:
+        from ray.experimental import internal_kv as store
+
+        entries = {}
+        for key in store._internal_kv_list(DEMAND_KEY_PREFIX, namespace=KV_NAMESPACE):
+            entry = store._internal_kv_get(key, namespace=KV_NAMESPACE)
+            if entry:  # a study may have ended in between
+                entries[bytes(key).removeprefix(DEMAND_KEY_PREFIX).decode()] = json.loads(entry)
+        return entries
+
+
 @contextlib.contextmanager
-def growth(study: str, resources: ResourcesSection) -> Iterator[Growth]:
-    """Growth of the cluster this process is connected to; without `ray up` it asks for nothing."""
-    grown = Growth(resources, nodes_of_file(), ClusterBoard(study), _ask_autoscaler)
+def open_autoscaler_client(
+    study: str, resources: ResourcesSection, count_trials_left: Callable[[], int]
+) -> Iterator[AutoscalerClient]:
+    """Open a client for the connected cluster; outside `ray up` clusters it requests nothing."""
+    client = AutoscalerClient(
+        resources,
+        read_possible_nodes(),
+        RayDemandStore(study),
+        _request_from_ray,
+        count_trials_left=count_trials_left,
+    )
     try:
-        yield grown
+        yield client
     finally:
-        with contextlib.suppress(Exception):  # Ray may be gone, and with it the request
-            grown.close()
+        with contextlib.suppress(Exception):  # Ray may be gone, and the request with it
+            client.close()
 
 
-def _ask_autoscaler(bundles: list[dict[str, float]]) -> None:
+def release_demand(study: str) -> None:
+    """Withdraw the demand of a study that was killed; other studies keep theirs."""
+    demand_store = RayDemandStore(study)
+    demand_store.remove_demands()
+    _request_from_ray(combine_demands(demand_store.list_demands(), read_possible_nodes()))
+
+
+def _request_from_ray(bundles: list[dict[str, float]]) -> None:
     from ray.autoscaler.sdk import request_resources
 
     request_resources(bundles=bundles)
 
 
-def release(study: str) -> None:
-    """Take back what a study that was killed had asked for; the others keep theirs."""
-    board = ClusterBoard(study)
-    board.forget()
-    _ask_autoscaler(together(board.wishes(), nodes_of_file()))
+def _current_job_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def _live_job_ids() -> set[str]:
+    from ray._private.state import jobs
+
+    return {job["JobID"] for job in jobs() if not job["IsDead"]}
 
 
 def main(study: str) -> None:
-    """`python -m study.tuning.growth NAME` on the head."""
+    """Run `python -m study.runner.autoscaling NAME` on a head: release the study's demand."""
     import ray
 
     ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
-    release(study)
+    release_demand(study)
 
 
 if __name__ == "__main__":

@@ -1,61 +1,61 @@
-"""Do trials fail by themselves, or is something wrong with all of them?
+"""Circuit breaker: stops a run whose trials all fail before their first epoch.
 
-Storage that does not answer or data that are gone fail every trial before its first epoch, within
-seconds, and would use up a study's budget. So the first failures are only suspected: once another
-trial gets going they were the trials' own; while none does and they become many, nothing is
-started, and as soon as nobody is left who could still get going the run stops. What is suspected
-then is open still, and runs when the study goes on.
+Unreachable storage or missing data fail every trial within seconds and would use up a study's
+budget. Failures before the first epoch are therefore suspected first. Once another trial completes
+an epoch they count as the trials' own. While none does and the failures become many, no trial is
+started, and when no started trial is left that could still complete an epoch, the run stops. The
+suspected trials stay open and run again when the study is resumed.
 """
 
 from __future__ import annotations
 
-from study.jobs import Job, Outcome
+from study.trials.job import Job, TrialOutcome
 
-MOST_FAILURES = 5
-"""Different points in a row that fail before their first epoch: then it is not the points."""
+MAX_CONSECUTIVE_FAILURES = 5
+"""Different points in a row that fail before their first epoch until the breaker opens."""
 
 
-class Brake:
-    """Watches the starts of a run's trials."""
+class CircuitBreaker:
+    """Observes the starts of a run's trials."""
 
     def __init__(self) -> None:
-        self._failed: list[tuple[Job, Outcome]] = []
-        self._starting: set[str] = set()
+        self._suspected_failures: list[tuple[Job, TrialOutcome]] = []
+        self._starting_trials: set[str] = set()
 
     @property
-    def is_on(self) -> bool:
-        """Whether nothing may be started now."""
-        return len({job.point for job, _ in self._failed}) >= MOST_FAILURES
+    def is_open(self) -> bool:
+        """Whether no trial may be started now."""
+        return len({job.point for job, _ in self._suspected_failures}) >= MAX_CONSECUTIVE_FAILURES
 
     @property
-    def reason(self) -> str:
+    def stop_reason(self) -> str:
         """Why the run is over; empty while it is not."""
-        if not self.is_on or self._starting:
+        if not self.is_open or self._starting_trials:
             return ""
-        error = self._failed[-1][1].error
-        return f"{len(self._failed)} trials in a row failed before their first epoch ({error})"
+        count, error = len(self._suspected_failures), self._suspected_failures[-1][1].error
+        return f"{count} trials in a row failed before their first epoch ({error})"
 
-    def started(self, trial: str) -> None:
-        """A trial was handed out."""
-        self._starting.add(trial)
+    def record_start(self, trial: str) -> None:
+        """A trial was started."""
+        self._starting_trials.add(trial)
 
-    def gone(self, trial: str) -> None:
-        """A trial is no longer about to get going: it ended, or its process did."""
-        self._starting.discard(trial)
+    def record_exit(self, trial: str) -> None:
+        """A trial ended, or its process died: it will not complete an epoch now."""
+        self._starting_trials.discard(trial)
 
-    def failed(self, job: Job, outcome: Outcome) -> None:
+    def record_failure(self, job: Job, outcome: TrialOutcome) -> None:
         """A trial failed before its first epoch."""
-        self.gone(job.trial)
-        self._failed.append((job, outcome))
+        self.record_exit(job.trial)
+        self._suspected_failures.append((job, outcome))
 
-    def works(self, trial: str) -> list[tuple[Job, Outcome]]:
-        """A trial reports; if it has just got going, the failures before were the trials' own."""
-        if trial not in self._starting:
-            return []  # it started before whatever happened since
-        self.gone(trial)
-        return self.release()
+    def record_progress(self, trial: str) -> list[tuple[Job, TrialOutcome]]:
+        """A trial reports; after its first report, return the failures that are now confirmed."""
+        if trial not in self._starting_trials:
+            return []  # it started before the failures
+        self.record_exit(trial)
+        return self.release_failures()
 
-    def release(self) -> list[tuple[Job, Outcome]]:
-        """The failures that were suspected; they are no longer."""
-        released, self._failed = self._failed, []
+    def release_failures(self) -> list[tuple[Job, TrialOutcome]]:
+        """Return the suspected failures and stop suspecting them."""
+        released, self._suspected_failures = self._suspected_failures, []
         return released

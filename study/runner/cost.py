@@ -1,4 +1,4 @@
-"""What will a study cost? Trials times epochs times measured seconds."""
+"""Cost estimate: trials times epochs times measured seconds."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from study.display import clock
-from study.jobs import Job
-from study.plan import Plan
-from trainables.training import Training
-from trainables.workbench import Bench
+from study.config.plan import Plan
+from study.utils.format import format_duration
+from trainables.training.context import TrainingContext
+from trainables.training.trial_trainer import TrialTrainer
 
-MEASURED_STEPS = 4
+N_MEASURED_STEPS = 4
 
 
-def estimate(plan: Plan, bench: Bench, *, gpu_price: float | None = None) -> dict[str, Any]:
-    """Slot-hours of the whole plan, measured by a few training steps of each loss here.
+def estimate_cost(
+    plan: Plan, context: TrainingContext, *, gpu_price: float | None = None
+) -> dict[str, Any]:
+    """Estimate the cost of a plan from a few training steps of each loss on this machine.
 
-    An upper bound for trials of one rank with whole GPUs: early stopping only shortens it. GPU
-    hours are these hours on a machine as fast as this one.
+    The estimate is an upper bound for trials of one rank with whole GPUs, because early stopping
+    only shortens trials. GPU hours assume GPUs as fast as this machine.
 
     Args:
         plan: What would be run.
-        bench: Its data and backbone.
-        gpu_price: Of one GPU for one hour, in any currency.
+        context: Its data and backbone.
+        gpu_price: Price of one GPU for one hour, in any currency.
     """
-    seconds = {loss: epoch_seconds(plan, bench, loss) for loss in plan.losses}
-    return spread(plan, seconds, gpu_price=gpu_price)
+    seconds = {loss: measure_epoch_seconds(plan, context, loss) for loss in plan.losses}
+    return total_cost(plan, seconds, gpu_price=gpu_price)
 
 
-def spread(
+def total_cost(
     plan: Plan, seconds: dict[str, float], *, gpu_price: float | None = None
 ) -> dict[str, Any]:
-    """The cost of a plan whose losses take so many seconds per epoch, measured in one process.
+    """Return the cost of a plan from the seconds per epoch of each loss in one process.
 
-    Ranks share that work, and trials may share a GPU; `assumes` says what is then taken for granted
-    (empty: nothing).
+    Ranks share that work, and trials may share a GPU; `assumes` states what the estimate then
+    assumes (empty: nothing).
     """
     resources = plan.file.resources
     ranks = resources.ranks_per_trial
     seconds = {loss: measured / ranks for loss, measured in seconds.items()}
-    trials = {loss: plan.trials(loss) for loss in plan.losses}
-    epochs = {loss: plan.epochs(loss) for loss in plan.losses}
+    trials = {loss: plan.max_trials(loss) for loss in plan.losses}
+    epochs = {loss: plan.epochs_per_trial(loss) for loss in plan.losses}
     total = sum(trials[loss] * epochs[loss] * seconds[loss] for loss in plan.losses)
     gpu_hours = total / 3600 * resources.gpus_per_trial
     assumes = f"if the {ranks} ranks of a trial scale perfectly" if ranks > 1 else ""
@@ -60,33 +61,39 @@ def spread(
     }
 
 
-def epoch_seconds(plan: Plan, bench: Bench, loss: str) -> float:
-    """Seconds of one epoch, from a few steps and one scoring."""
-    job = Job("timing", loss, 0, "published", plan.example(loss), seed=0)
-    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir="")
-    training = Training(replace(spec, replicas=1), bench)
+def measure_epoch_seconds(plan: Plan, context: TrainingContext, loss: str) -> float:
+    """Measure the seconds of one epoch from a few training steps and one evaluation."""
+    spec = plan.build_spec(
+        loss,
+        plan.example_point(loss),
+        trial="timing",
+        seed=0,
+        cache_dir=context.cache_dir,
+        checkpoint_dir="",
+    )
+    training = TrialTrainer(replace(spec, replicas=1), context)
     total = 0.0
     for replica in training.replicas:
-        seconds, share = replica.time_steps(MEASURED_STEPS)
+        seconds, share = replica.time_training_steps(N_MEASURED_STEPS)
         started = time.perf_counter()
-        replica.score()
+        replica.compute_metrics()
         total += seconds / share + time.perf_counter() - started
     return total * spec.replicas
 
 
-def in_words(cost: dict[str, Any]) -> str:
-    """The cost, a line per loss and a line in all."""
+def format_cost(cost: dict[str, Any]) -> str:
+    """Format the cost as one line per loss and one line for the total."""
     bound = cost["assumes"] or "at most"
     lines = [f"cost at this machine's speed, {bound} (early stopping only shortens it):"]
     width = max(map(len, cost["trials"]))
     for loss, trials in cost["trials"].items():
         seconds, epochs = cost["seconds_per_epoch"][loss], cost["epochs"][loss]
-        whole = clock(trials * epochs * seconds)
+        total = format_duration(trials * epochs * seconds)
         lines.append(
-            f"  {loss:<{width}}  {trials} trials x {epochs} epochs x {seconds:.3g} s = {whole}"
+            f"  {loss:<{width}}  {trials} trials x {epochs} epochs x {seconds:.3g} s = {total}"
         )
-    text = f"  in all {cost['epochs_at_most']} epochs, {clock(cost['slot_hours'] * 3600)}"
-    text += " of one slot"
+    slot_time = format_duration(cost["slot_hours"] * 3600)
+    text = f"  total: {cost['epochs_at_most']} epochs, {slot_time} of one slot"
     if cost["gpu_hours"]:
         text += f", {cost['gpu_hours']:.1f} GPU hours"
     if cost["price"] is not None:

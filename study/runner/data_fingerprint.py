@@ -1,7 +1,7 @@
-"""What does a study remember of what it began with? Its data, its weights and the untrained row.
+"""Data fingerprint: the data, weights and baseline scores that a study started with.
 
-Scores on other pictures, or from other weights, cannot be compared with those that are there
-already, and a backbone that does not train needs to be scored once.
+Scores on other data or from other weights cannot be compared with the existing ones, and the
+untrained backbone needs to be scored only once.
 """
 
 from __future__ import annotations
@@ -12,62 +12,69 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import StudyError
-from study.jobs import Split
+from trainables.config import Split
 
-DATA_FILE = "data.json"
-FORMAT = 2  # raise when fingerprints are made in another way: older ones are not compared
+DATA_FILE_NAME = "data.json"
+FINGERPRINT_FORMAT = 2
+"""Increased when fingerprints are computed differently; older ones are not compared."""
 
 
-class DataRecord:
+class DataFingerprint:
     """The file `data.json` of a study's directory.
 
     Args:
-        directory: The study's.
-        fingerprint: Of the data as they are now.
-        weights: Of the weights that trials start from; empty when each draws its own.
+        directory: The study's directory.
+        fingerprint: Fingerprint of the data now.
+        weights: Fingerprint of the weights that trials start from; empty if they are random.
 
     Raises:
-        StudyError: They are not those that the study began with.
+        StudyError: The data or weights changed since the study started.
     """
 
     def __init__(self, directory: Path, fingerprint: str, weights: str = "") -> None:
-        self._path = directory / DATA_FILE
-        self._now = {"fingerprint": fingerprint, "weights": weights}
-        known = _read(self._path)
-        if known.get("format") == FORMAT:
-            self._compare(known, "fingerprint", f"data of {directory.name}")
-            self._compare(known, "weights", f"weights that {directory.name} starts from")
-        self._untrained: dict[str, dict[str, float]] = known.get("untrained", {})
-        if known.get("format") != FORMAT:
-            self._write()
+        self._path = directory / DATA_FILE_NAME
+        self._current_fingerprints = {"fingerprint": fingerprint, "weights": weights}
+        stored = _read_json(self._path)
+        if stored.get("format") == FINGERPRINT_FORMAT:
+            self._check_unchanged(stored, "fingerprint", f"data of {directory.name}")
+            self._check_unchanged(stored, "weights", f"weights that {directory.name} starts from")
+        self._baseline_scores: dict[str, dict[str, float]] = stored.get("untrained", {})
+        if stored.get("format") != FINGERPRINT_FORMAT:
+            self._write_file()
 
-    def _compare(self, known: Mapping[str, Any], key: str, what: str) -> None:
-        now = self._now[key]
-        before = known.get(key, now)
+    def _check_unchanged(self, stored: Mapping[str, Any], key: str, what: str) -> None:
+        now = self._current_fingerprints[key]
+        before = stored.get(key, now)
         if before != now:
             raise StudyError(
-                f"the {what} are not those it began with (fingerprint {before}, now {now}), so new "
-                f"scores could not be compared with the old: put the files back, or start a study "
-                f"of another name (or delete {self._path} to mix them)"
+                f"the {what} changed (fingerprint {before} at its start, {now} now), so new scores "
+                "cannot be compared with old ones: restore the files, start a study with another "
+                f"name, or delete {self._path} to mix them"
             )
 
-    def untrained(self, split: Split) -> dict[str, float] | None:
-        """The untrained backbone's scores, if they are known."""
-        return self._untrained.get(split)
+    def get_baseline_scores(self, split: Split) -> dict[str, float] | None:
+        """Return the untrained backbone's scores; None if they are not stored."""
+        return self._baseline_scores.get(split)
 
-    def remember(self, split: Split, scores: Mapping[str, float]) -> None:
-        """Keep the untrained backbone's scores."""
-        self._untrained[split] = dict(scores)
-        self._write()
+    def store_baseline_scores(self, split: Split, scores: Mapping[str, float]) -> None:
+        """Store the untrained backbone's scores."""
+        self._baseline_scores[split] = dict(scores)
+        self._write_file()
 
-    def _write(self) -> None:
-        text = json.dumps({"format": FORMAT, **self._now, "untrained": self._untrained})
+    def _write_file(self) -> None:
+        text = json.dumps(
+            {
+                "format": FINGERPRINT_FORMAT,
+                **self._current_fingerprints,
+                "untrained": self._baseline_scores,
+            }
+        )
         temporary = self._path.with_suffix(".new")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

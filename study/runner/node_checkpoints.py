@@ -1,9 +1,9 @@
-"""What becomes of checkpoints on nodes that share no storage?
+"""Node checkpoints: checkpoints on nodes that do not share storage.
 
-Each node then keeps those of the trials that ran there, at the path the study has on its own
-machine. Small tasks, each pinned to a node, drop what the study no longer needs while it runs, and
-at its end bring what it keeps to its own folder. The nodes may share the folder all the same (a
-common home): a mark in it says whose it is.
+Each node then keeps the checkpoints of the trials that ran there, at the same path as on the
+study's machine. Small Ray tasks, each pinned to a node, remove what the study no longer needs
+while it runs, and fetch what it keeps at its end. If the nodes share the folder after all (a
+common home directory), a mark file in it shows that it is the study's own.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-PIECE_BYTES = 16 * 2**20
-FORGET_SECONDS = 20.0
-"""Least time between two rounds of forgetting: a task may have to start a process."""
+CHUNK_BYTES = 16 * 2**20
+CLEANUP_INTERVAL_SECONDS = 20.0
+"""Least time between two clean-ups: a task may have to start a process."""
 
-WAIT_SECONDS = 60.0
-MARK = ".of-the-study"
+NODE_TIMEOUT_SECONDS = 60.0
+OWNER_MARK_FILE = ".of-the-study"
 
 
-class NodeFiles:
-    """The checkpoint folders of the nodes besides this one.
+class NodeCheckpoints:
+    """The checkpoint folders of the other nodes.
 
     Args:
-        folder: The study's own; None when all nodes share storage: then there is nothing to do.
-        file_name: Names a trial's file.
-        there: The folder as the nodes see it; None for the same path.
-        nodes: The living nodes besides this one, by Ray's number.
+        folder: The study's checkpoint folder; None if all nodes share storage, which disables
+            everything here.
+        file_name: Returns the file name of a trial's checkpoint.
+        there: The folder's path on the other nodes; None for the same path.
+        nodes: Returns the Ray ids of the other live nodes.
         clock: Seconds.
     """
 
@@ -45,88 +46,94 @@ class NodeFiles:
         nodes: Callable[[], list[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._there = folder, there or folder
-        self._file_name, self._nodes, self._clock = file_name, nodes or other_nodes, clock
-        self._forgotten: list[str] = []
-        self._next = 0.0
+        self._folder, self._remote_folder = folder, there or folder
+        self._file_name, self._list_nodes, self._clock = file_name, nodes or list_other_nodes, clock
+        self._files_to_drop: list[str] = []
+        self._next_cleanup = 0.0
 
-    def forget(self, trial: str) -> None:
-        """Drop a trial's checkpoint wherever it is, with the next round."""
+    def forget_checkpoint(self, trial: str) -> None:
+        """Remove a trial's checkpoint from all nodes with the next clean-up."""
         if self._folder is not None:
-            self._forgotten.append(self._file_name(trial))
+            self._files_to_drop.append(self._file_name(trial))
 
     def update(self) -> None:
-        """To be called often: sends a round when it is time and there is something to forget."""
-        if self._forgotten and self._clock() >= self._next:
-            self._next = self._clock() + FORGET_SECONDS
-            names, self._forgotten = self._forgotten, []
-            for node in self._nodes():
-                _on(node, drop).remote(str(self._there), names)
+        """Start a clean-up when it is due and there is something to remove; call often."""
+        if self._files_to_drop and self._clock() >= self._next_cleanup:
+            self._next_cleanup = self._clock() + CLEANUP_INTERVAL_SECONDS
+            names, self._files_to_drop = self._files_to_drop, []
+            for node in self._list_nodes():
+                _task_on_node(node, drop_files).remote(str(self._remote_folder), names)
 
-    def bring_home(self, trials: Sequence[str]) -> list[str]:
-        """Fetch these trials' checkpoints, then clear the nodes; gives the trials that have none.
+    def fetch_checkpoints(self, trials: Sequence[str]) -> list[str]:
+        """Fetch these trials' checkpoints, then clear the nodes' folders, at a study's end.
 
-        For the end of a study: the nodes' folders hold nothing it needs afterwards.
+        Returns:
+            The trials whose checkpoint was not found.
         """
         if self._folder is None:
             return []
-        nodes = self._nodes()
+        nodes = self._list_nodes()
         for name in [self._file_name(trial) for trial in trials] if nodes else []:
             if not (self._folder / name).exists():
-                self._fetch(nodes, name)
+                self._fetch_file(nodes, name)
         if nodes:
-            self._clear(nodes)
+            self._clear_nodes(nodes)
         return [t for t in trials if not (self._folder / self._file_name(t)).exists()]
 
-    def _fetch(self, nodes: Sequence[str], name: str) -> None:
-        """The file as it was written last, should several nodes have one."""
+    def _fetch_file(self, nodes: Sequence[str], name: str) -> None:
+        """Fetch the newest copy of a file."""
         import ray
 
-        path = str(Path(str(self._there), name))
-        asked = {_on(node, written).remote(path): node for node in nodes}
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=WAIT_SECONDS)
-        found = []
-        for answer in done:
+        path = str(Path(str(self._remote_folder), name))
+        tasks = {_task_on_node(node, read_modification_time).remote(path): node for node in nodes}
+        done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=NODE_TIMEOUT_SECONDS)
+        copies = []
+        for task in done:
             with contextlib.suppress(ray.exceptions.RayError):  # the node is gone
-                found.append((ray.get(answer), asked[answer]))
-        when, node = max(found, default=(0.0, ""))
-        if not when:
+                copies.append((ray.get(task), tasks[task]))
+        modified, node = max(copies, default=(0.0, ""))
+        if not modified:
             return
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor, new = tempfile.mkstemp(dir=self._folder, prefix=".writing-")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                for piece in _on(node, pieces, num_returns="streaming").remote(path, PIECE_BYTES):
+                for piece in _task_on_node(node, read_chunks, num_returns="streaming").remote(
+                    path, CHUNK_BYTES
+                ):
                     file.write(ray.get(piece))
             Path(new).replace(self._folder / name)
-        except ray.exceptions.RayError:  # the node is gone in mid-sentence
+        except ray.exceptions.RayError:  # the node was lost during the transfer
             Path(new).unlink()
 
-    def _clear(self, nodes: Sequence[str]) -> None:
+    def _clear_nodes(self, nodes: Sequence[str]) -> None:
         import ray
 
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        mark, token = self._folder / MARK, secrets.token_hex(8)
+        mark, token = self._folder / OWNER_MARK_FILE, secrets.token_hex(8)
         mark.write_text(token, encoding="ascii")
         try:
-            asked = [_on(node, clear).remote(str(self._there), token) for node in nodes]
-            ray.wait(asked, num_returns=len(asked), timeout=WAIT_SECONDS)
+            tasks = [
+                _task_on_node(node, clear_folder).remote(str(self._remote_folder), token)
+                for node in nodes
+            ]
+            ray.wait(tasks, num_returns=len(tasks), timeout=NODE_TIMEOUT_SECONDS)
         finally:
             mark.unlink()
 
 
-def other_nodes() -> list[str]:
-    """The living nodes besides this one, by Ray's number."""
+def list_other_nodes() -> list[str]:
+    """Return the Ray ids of the live nodes other than this one."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()
     return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
 
 
-def _on(node: str, function: Callable[..., Any], **options: Any) -> Any:
-    """A task that runs on this very node, once, and takes nothing of what trials need."""
+def _task_on_node(node: str, function: Callable[..., Any], **options: Any) -> Any:
+    """Return a task pinned to a node, without retries and without resources that trials need."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -136,18 +143,18 @@ def _on(node: str, function: Callable[..., Any], **options: Any) -> Any:
     )
 
 
-# What runs on the nodes
+# Ray tasks
 
 
-def drop(folder: str, names: Sequence[str]) -> None:
-    """Remove some files."""
+def drop_files(folder: str, names: Sequence[str]) -> None:
+    """Remove files from a folder."""
     for name in names:
         Path(folder, name).unlink(missing_ok=True)
 
 
-def clear(folder: str, token: str) -> None:
-    """Remove all checkpoints, unless the folder is the one of the study itself."""
-    mark = Path(folder, MARK)
+def clear_folder(folder: str, token: str) -> None:
+    """Remove all checkpoints, unless the folder is the study's own."""
+    mark = Path(folder, OWNER_MARK_FILE)
     if mark.exists() and mark.read_text(encoding="ascii") == token:
         return
     for path in Path(folder).glob("*.pt"):
@@ -156,13 +163,13 @@ def clear(folder: str, token: str) -> None:
         Path(folder).rmdir()
 
 
-def written(path: str) -> float:
-    """When a file was last written; 0 if there is none."""
+def read_modification_time(path: str) -> float:
+    """Return when a file was last written; 0 if it does not exist."""
     return Path(path).stat().st_mtime if Path(path).exists() else 0.0
 
 
-def pieces(path: str, size: int) -> Iterator[bytes]:
-    """A file, at most so many bytes at a time."""
+def read_chunks(path: str, size: int) -> Iterator[bytes]:
+    """Yield a file in chunks of at most `size` bytes."""
     with Path(path).open("rb") as file:
         while piece := file.read(size):
             yield piece

@@ -1,4 +1,4 @@
-"""Where do the processes of a trial go, and how many trials fit?"""
+"""Placement: resource bundles of a trial, and how many trials fit on a cluster."""
 
 from __future__ import annotations
 
@@ -8,134 +8,156 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from study.config.schema import ResourcesSection
 from study.errors import StudyError
-from study.file import ResourcesSection
 
-REFRESH_SECONDS = 5.0
+SLOT_REFRESH_SECONDS = 5.0
 
 
-def bundle(resources: ResourcesSection) -> dict[str, float]:
-    """What a trial takes of each of its nodes."""
+def bundle_per_node(resources: ResourcesSection) -> dict[str, float]:
+    """Return what a trial takes of each of its nodes."""
     nodes = resources.nodes_per_trial
     parts = {"CPU": resources.cpus_per_trial / nodes, "GPU": resources.gpus_per_trial / nodes}
     return {name: amount for name, amount in parts.items() if amount}
 
 
-def placement(resources: ResourcesSection) -> Any:
-    """The placement group of a trial: one bundle per node, each on a node of its own.
+def make_placement_group(resources: ResourcesSection) -> Any:
+    """Return the placement group of a trial: one bundle per node, each on a different node.
 
-    The actor of a trial with several ranks needs nothing itself: it waits for them, in the first
-    bundle.
+    The actor of a trial with several ranks needs no resources: it waits for its ranks, in the
+    first bundle.
     """
     from ray.tune import PlacementGroupFactory
 
     head: list[dict[str, float]] = [{}] if resources.ranks_per_trial > 1 else []
-    bundles = [bundle(resources)] * resources.nodes_per_trial
+    bundles = [bundle_per_node(resources)] * resources.nodes_per_trial
     strategy = "STRICT_SPREAD" if len(bundles) > 1 else "PACK"
     return PlacementGroupFactory([*head, *bundles], strategy=strategy)
 
 
-def fitting(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many trials fit on nodes with these resources at once.
+def count_fitting_trials(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return how many trials fit on these nodes at once.
 
-    A node can hold so many bundles; a trial needs `nodes_per_trial` nodes, each once. So t trials
-    fit if the nodes hold enough bundles when none counts more than t.
+    Each node has a capacity of some bundles, and a trial needs `nodes_per_trial` different nodes.
+    So t trials fit if the capacities, each capped at t, add up to enough bundles.
     """
-    need = bundle(resources)
-    room = [
+    need = bundle_per_node(resources)
+    capacities = [
         min(math.floor(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items())
         for node in nodes
     ]
-    wanted = resources.nodes_per_trial
-    trials = sum(room) // wanted
-    while trials and sum(min(r, trials) for r in room) < trials * wanted:
+    nodes_per_trial = resources.nodes_per_trial
+    trials = sum(capacities) // nodes_per_trial
+    while trials and sum(min(c, trials) for c in capacities) < trials * nodes_per_trial:
         trials -= 1
     return trials
 
 
-def check_room(
+def check_capacity(
     resources: ResourcesSection,
     nodes: Sequence[Mapping[str, float]],
-    may_come: Sequence[Mapping[str, float]] | None = (),
+    possible_nodes: Sequence[Mapping[str, float]] | None = (),
 ) -> None:
-    """Raise when a trial fits neither on these nodes nor on those the cluster may grow to.
+    """Raise when a trial fits neither on these nodes nor on those the cluster can grow to.
 
     Args:
-        resources: What a trial takes.
-        nodes: What each node has.
-        may_come: What each would have if the cluster were as large as it may; None when nobody
-            knows what may come.
+        resources: Resources of a trial.
+        nodes: Resources of each node.
+        possible_nodes: Resources of each node of the largest possible cluster; None if unknown.
 
     Raises:
-        StudyError: Not even one trial fits; it would wait for ever.
+        StudyError: Not even one trial fits; it would wait forever.
     """
-    if may_come is None or fitting(resources, nodes) or fitting(resources, may_come):
+    if (
+        possible_nodes is None
+        or count_fitting_trials(resources, nodes)
+        or count_fitting_trials(resources, possible_nodes)
+    ):
         return
-    advice = "lower cpus_per_trial, gpus_per_trial or ranks_per_trial, or "
-    advice += "name a cluster with larger nodes"
-    raise StudyError(f"resources: {lack(resources, nodes, may_come)}; {advice}")
-
-
-def idle_gpus(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> str:
-    """In one line, that trials would run on GPU machines without using a GPU; empty if not.
-
-    Args:
-        resources: What a trial takes.
-        nodes: What each node has that trials may run on.
-    """
-    room = [node for node in nodes if node.get("GPU", 0.0) and fitting(resources, [node])]
-    if resources.gpus_per_trial or not room:
-        return ""
-    first = room[0]
-    cpus = max(1, math.floor(first.get("CPU", 0.0) / first["GPU"]))
-    return (
-        f"{len(room)} machine(s) that trials run on have GPUs, but a trial takes none "
-        "(gpus_per_trial: 0) and trains on processors; to use them: "
-        f"resources: {{gpus_per_trial: 1, cpus_per_trial: {cpus}}}"
+    raise StudyError(
+        f"resources: {describe_shortage(resources, nodes, possible_nodes)}; lower cpus_per_trial, "
+        "gpus_per_trial or ranks_per_trial, or use a cluster with larger nodes"
     )
 
 
-def lack(
+def unused_gpu_warning(resources: ResourcesSection, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Return a warning if trials run on GPU nodes without using a GPU; empty if they do not.
+
+    Args:
+        resources: Resources of a trial.
+        nodes: Resources of each node that trials may run on.
+    """
+    gpu_nodes = [
+        node for node in nodes if node.get("GPU", 0.0) and count_fitting_trials(resources, [node])
+    ]
+    if resources.gpus_per_trial or not gpu_nodes:
+        return ""
+    first = gpu_nodes[0]
+    cpus = max(1, math.floor(first.get("CPU", 0.0) / first["GPU"]))
+    count = "1 node has" if len(gpu_nodes) == 1 else f"{len(gpu_nodes)} nodes have"
+    return (
+        f"{count} GPUs, but trials do not use them (gpus_per_trial: 0) and train on the CPU; to "
+        f"use them, set resources: {{gpus_per_trial: 1, cpus_per_trial: {cpus}}}"
+    )
+
+
+def describe_shortage(
     resources: ResourcesSection,
     nodes: Sequence[Mapping[str, float]],
-    may_come: Sequence[Mapping[str, float]] | None = (),
+    possible_nodes: Sequence[Mapping[str, float]] | None = (),
 ) -> str:
-    """What a trial needs, and what there is instead."""
-    need = bundle(resources)
-    wanted = ", ".join(f"{name} {amount:g}" for name, amount in need.items())
-    text = f"a trial needs {resources.nodes_per_trial} node(s) with {wanted} each, but here "
-    text += f"is {_listed(need, nodes)}" if nodes else "is none"
-    return text + (f", and may grow to {_listed(need, may_come)}" if may_come else "")
+    """Describe what a trial needs and what the cluster has instead."""
+    need = bundle_per_node(resources)
+    text = (
+        f"a trial needs {_count_nodes(resources.nodes_per_trial)} with {_format_bundle(need)}; the "
+        f"cluster has {_format_nodes(need, nodes)}"
+    )
+    if possible_nodes:
+        text += f" and can grow to {_format_nodes(need, possible_nodes)}"
+    return text
 
 
-def _listed(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
-    """Nodes by what they have of what is needed: `3 with CPU 8, GPU 1; 1 with CPU 0, GPU 0`."""
-    kinds = [", ".join(f"{name} {node.get(name, 0.0):g}" for name in need) for node in nodes]
-    return "; ".join(f"{count} with {kind}" for kind, count in Counter(kinds).items())
+def _format_nodes(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """Group nodes by what they have of the needed resources: `3 nodes with {CPU: 8, GPU: 0}`."""
+    if not nodes:
+        return "no nodes"
+    kinds = Counter(_format_bundle({k: node.get(k, 0.0) for k in need}) for node in nodes)
+    return ", ".join(f"{_count_nodes(count)} with {kind}" for kind, count in kinds.items())
 
 
-def alive_nodes() -> list[Mapping[str, float]]:
-    """What each node of the cluster has."""
+def _format_bundle(bundle: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in bundle.items()) + "}"
+
+
+def _count_nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def list_alive_nodes() -> list[Mapping[str, float]]:
+    """Return the resources of each live node of the connected cluster."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def nodes_lost() -> int:
-    """How many nodes the cluster has lost since it was started."""
+def count_lost_nodes() -> int:
+    """Return how many nodes the connected cluster has lost since it was started."""
     import ray
 
     return sum(not node["Alive"] for node in ray.nodes())
 
 
-def slots(resources: ResourcesSection) -> Callable[[], int]:
-    """How many trials the cluster can run at once, asked anew every few seconds."""
+def make_slot_counter(resources: ResourcesSection) -> Callable[[], int]:
+    """Return a function that says how many trials the cluster can run at once.
+
+    It asks Ray again every few seconds, because clusters grow and shrink.
+    """
     state = {"slots": 1, "until": 0.0}
 
-    def ask() -> int:
+    def count_slots() -> int:
         if time.monotonic() >= state["until"]:
-            state["slots"] = max(1, fitting(resources, alive_nodes()))
-            state["until"] = time.monotonic() + REFRESH_SECONDS
+            state["slots"] = max(1, count_fitting_trials(resources, list_alive_nodes()))
+            state["until"] = time.monotonic() + SLOT_REFRESH_SECONDS
         return min(int(state["slots"]), resources.max_concurrent or 10**6)
 
-    return ask
+    return count_slots

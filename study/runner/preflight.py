@@ -1,4 +1,4 @@
-"""Does the study fit its data? Asked before anything is started."""
+"""Preflight checks: data, batches, checkpoint storage and tracking store, before a run starts."""
 
 from __future__ import annotations
 
@@ -8,44 +8,46 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces.scale import from_unit
+from search_spaces.unit_scale import from_unit
+from study.config.plan import Plan
 from study.errors import StudyError
-from study.plan import Plan
-from trainables.checkpoints import try_place
-from trainables.data.cache import Progress
-from trainables.data.dataset import Part
-from trainables.data.sampler import epoch_batches
-from trainables.training import split_tasks
-from trainables.workbench import Bench, open_bench
+from trainables.data.batch_sampler import sample_epoch_batches
+from trainables.data.cache import DataProgressCallback
+from trainables.data.dataset import DatasetPart
+from trainables.training.checkpoints import check_writable
+from trainables.training.context import TrainingContext, open_context
+from trainables.training.tasks import build_fold_tasks
 
 
-def open_data(plan: Plan, *, cache_dir: Path, progress: Progress | None = None) -> Bench:
-    """Load (or build) the study's data and check that every loss can train on it.
+def open_data(
+    plan: Plan, *, cache_dir: Path, progress: DataProgressCallback | None = None
+) -> TrainingContext:
+    """Load or build the study's data and check that every loss can train on it.
 
     Raises:
-        StudyError: The data set, the backbone or the batches do not work out; one line.
+        StudyError: The data set, the backbone or the batches are not usable.
     """
-    dataset = {"name": plan.file.data.name, **plan.file.data.options}
+    dataset = {"name": plan.file.data.name, **plan.file.data.reader_options}
     try:
-        bench = open_bench(
+        context = open_context(
             dataset, plan.file.backbone.model_dump(), cache_dir=cache_dir, progress=progress
         )
-        bench.new_backbone(seed=0, bn_freeze="none")  # an unknown name or a wrong size shows here
-        check_classes(plan, bench)
+        context.new_backbone(seed=0, bn_freeze="none")  # raises for an unknown name or size
+        check_class_counts(plan, context)
     except (ValueError, OSError) as error:
         raise StudyError(" ".join(str(error).split())) from None
-    return bench
+    return context
 
 
 def check_tracking(plan: Plan) -> str:
-    """Why the server or database that the study names cannot be reached; empty when it can.
+    """Return why the study's tracking server or database is unreachable; empty if it is not.
 
-    A store in the study's own directory needs no question.
+    A store in the study's own directory is not checked.
 
     Raises:
-        StudyError: It will not take this study; see `check_store`.
+        StudyError: The store does not accept this study; see `check_store`.
     """
-    from study.tracking.probe import check_store
+    from study.tracking.health import check_store
 
     if plan.file.tracking.uri is None:
         return ""
@@ -53,45 +55,46 @@ def check_tracking(plan: Plan) -> str:
 
 
 def check_storage(plan: Plan) -> None:
-    """Raise unless the bucket or folder that nodes share takes checkpoints and gives them back.
+    """Raise unless checkpoints can be written to the shared storage and read back.
 
     Raises:
-        StudyError: It does not; one line.
+        StudyError: They cannot.
     """
-    place = plan.file.storage.checkpoints
-    if place is None:
+    location = plan.file.storage.checkpoints
+    if location is None:
         return
     try:
-        try_place(place)
+        check_writable(location)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise StudyError(
-            f"storage.checkpoints: {place} cannot be written, read and cleared from here: {reason}"
+            f"storage.checkpoints: {location} cannot be written, read and cleared from this "
+            f"machine: {reason}"
         ) from None
 
 
-def check_classes(plan: Plan, bench: Bench) -> None:
+def check_class_counts(plan: Plan, context: TrainingContext) -> None:
     """Raise ValueError unless each loss can fill its batches on every fold."""
-    tasks = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)
+    tasks = build_fold_tasks(context.dataset, "validation", plan.file.protocol.folds)
     for part, name in [
-        *((task.score, "validation") for task in tasks),
-        (bench.dataset.test, "test"),
+        *((task.evaluation, "validation") for task in tasks),
+        (context.dataset.test, "test"),
     ]:
-        _something_to_find(part, name)
+        _check_retrievable(part, name)
     for loss in plan.losses:
         for task in tasks:
             try:
-                epoch_batches(task.train.labels, **_widest_batch(plan, loss), seed=0)
+                sample_epoch_batches(task.train.labels, **_widest_batch(plan, loss), seed=0)
             except ValueError as error:
                 raise ValueError(f"{loss}: {error}") from None
 
 
 def _widest_batch(plan: Plan, loss: str) -> dict[str, int]:
-    """The batch of the space that needs the most classes."""
-    settings, _ = plan.settings(loss, plan.example(loss))
+    """Return the batch of the search space that needs the most classes."""
+    settings, _ = plan.resolve_settings(loss, plan.example_point(loss))
     batch_sizes, per_class = [settings.batch_size], [settings.images_per_class]
-    for knob, values in (("batch_size", batch_sizes), ("images_per_class", per_class)):
-        distribution = plan.spaces[loss].distributions.get(knob)
+    for param, values in (("batch_size", batch_sizes), ("images_per_class", per_class)):
+        distribution = plan.spaces[loss].distributions.get(param)
         if distribution is not None:
             values[:] = [int(from_unit(distribution, u / 16)) for u in range(17)]
     balanced = [n for n in per_class if n > 0]
@@ -101,13 +104,13 @@ def _widest_batch(plan: Plan, loss: str) -> dict[str, int]:
     }
 
 
-def describe_data(plan: Plan, bench: Bench) -> dict[str, Any]:
-    """Counts of a study's data, for people and for the record."""
-    data = bench.dataset
-    task = split_tasks(data, "validation", plan.file.protocol.folds)[0]
+def describe_data(plan: Plan, context: TrainingContext) -> dict[str, Any]:
+    """Return name, fingerprint, counts and notes of a study's data."""
+    data = context.dataset
+    task = build_fold_tasks(data, "validation", plan.file.protocol.folds)[0]
     parts: Mapping[str, np.ndarray[Any, Any]] = {
         "train": task.train.labels,
-        "validation": task.score.labels,
+        "validation": task.evaluation.labels,
         "test": data.test.labels,
     }
     return {
@@ -116,19 +119,19 @@ def describe_data(plan: Plan, bench: Bench) -> dict[str, Any]:
         "kind": data.train.kind,
         **{f"{k}_items": len(v) for k, v in parts.items()},
         **{f"{k}_classes": len(np.unique(v)) for k, v in parts.items()},
-        "notes": list(bench.notes),
+        "notes": list(context.quality_notes),
     }
 
 
-def _something_to_find(part: Part, name: str) -> None:
-    """A query finds items of its class; of all queries at least one must have some."""
-    asked, found = part.labels, part.labels
+def _check_retrievable(part: DatasetPart, name: str) -> None:
+    """Raise unless at least one query has another item of its class in the gallery."""
+    queries, gallery = part.labels, part.labels
     if part.is_query is not None:
-        asked, found = part.labels[part.is_query], part.labels[~part.is_query]
-    classes, counts = np.unique(found, return_counts=True)
-    enough = classes[counts >= (2 if part.is_query is None else 1)]
-    if not np.isin(asked, enough).any():
+        queries, gallery = part.labels[part.is_query], part.labels[~part.is_query]
+    classes, counts = np.unique(gallery, return_counts=True)
+    retrievable = classes[counts >= (2 if part.is_query is None else 1)]
+    if not np.isin(queries, retrievable).any():
         raise ValueError(
-            f"data: no {name} image has another one of its class to find, among "
-            f"{len(asked):,} queries and {len(found):,} images to find"
+            f"data: no {name} query has another image of its class in the gallery "
+            f"({len(queries):,} queries, {len(gallery):,} gallery images)"
         )

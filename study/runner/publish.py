@@ -1,178 +1,100 @@
-"""What a study leaves behind besides its trials: report, galleries, words, all kept in MLflow."""
+"""Publishing: galleries, report and progress notes of a study, stored in MLflow."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from study.display import number
-from study.home import StudyHome
-from study.jobs import Job, Progress
-from study.plan import Plan
-from study.processes import module, surroundings
-from study.report.folder import still, unfinished
-from study.requests import confirm_seed, plain_value
-from study.table import KNOB, TrialTable
-from study.tracking.redaction import redact
-from study.tracking.writer import Tracker
-from study.tuning.ledger import Ledger
-from trainables.backbone import Backbone
-from trainables.model import EmbeddingModel
-from trainables.restored import network_weights, restored_network, validation_vectors
-from trainables.settings import TrialSpec
-from trainables.training import split_tasks
-from trainables.workbench import Bench
+from study.config.plan import Plan
+from study.directory import StudyDirectory
+from study.runner.context import RunContext
+from study.runner.trained_networks import CHECKPOINT_UNREADABLE_MESSAGE, load_trained_weights
+from study.runner.winner import register_winner
+from study.search.job_scheduler import JobScheduler
+from study.tracking.tracker import Tracker
+from study.trials.job import LossProgress
+from study.utils.files import safe_filename
+from study.utils.format import format_score
+from trainables.training.restored_network import embed_validation_items
+from trainables.training.tasks import build_fold_tasks
 
 if TYPE_CHECKING:
-    from study.tracking.model import Features, Images
+    from study.analyses.findings import StudyFindings
 
-FLUSH_SECONDS = 60.0
-GONE = (
-    "the checkpoint of {} cannot be read here; its node may be gone (storage.checkpoints names a "
-    "place that all nodes share)"
-)
-_PICTURES = (".png", ".svg")
-NO_VECTORS: Mapping[str, NDArray[np.float32]] = {}
-_STORE = "DML_STUDY_STORE"
+TRACKER_FLUSH_SECONDS = 60.0
+_FIGURE_SUFFIXES = (".png", ".svg")
 
 
-def publish(
-    home: StudyHome,
-    plan: Plan,
-    tracker: Tracker,
-    bench: Bench,
-    ledger: Ledger,
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
-    vectors: Mapping[str, NDArray[np.float32]] = NO_VECTORS,
-) -> bool:
-    """Draw the galleries, make the report from the store and keep both there.
+def publish_results(
+    run_context: RunContext, gallery_vectors: Mapping[str, NDArray[np.float32]]
+) -> StudyFindings | None:
+    """Draw the galleries, make the report from the store, and store both there.
 
-    What cannot be made, since the checkpoint it needs is gone, is said with `warn`. `vectors` are
-    those of each loss's gallery, as far as they are known already.
-
-    Returns:
-        Whether the report was made; not when the tracking server is away (then `study report`
-        makes it later).
-    """
-    if bench.dataset.train.kind == "images":
-        say("drawing galleries")
-        for loss in plan.losses:
-            _gallery(home, plan, tracker, bench, ledger, loss, warn, vectors.get(loss))
-    if not tracker.flush(FLUSH_SECONDS):
-        return False
-    from study.analyses.findings import find  # seconds of imports that a study's start can spare
-    from study.report.answer import leader
-    from study.report.build import write_findings
-    from study.tracking.reader import read_table
-
-    say("making the report")
-    findings = find(read_table(home.tracking_uri(plan), plan.name))
-    write_findings(findings, home.report)
-    keep_report(home, plan, tracker)
-    try:
-        keep_winner(home, plan, bench, findings.table, leader(findings), warn)
-    except Exception as error:  # exporting runs whatever a backbone is made of
-        reason = (str(error).strip().splitlines() or [""])[0]
-        warn(f"the winner's model is not registered: {type(error).__name__}: {reason[:300]}")
-    return True
-
-
-def keep_winner(
-    home: StudyHome,
-    plan: Plan,
-    bench: Bench,
-    table: TrialTable,
-    winner: str,
-    warn: Callable[[str], None],
-) -> None:
-    """Register the network of the confirmed winner: the loss and point that the report names."""
-    from study.tracking.model import log_model
-
-    row = winning_trial(table, winner, seed=confirm_seed(plan, 0))
-    if row is None:
-        return
-    distributions = plan.spaces[winner].distributions
-    point = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
-    job = Job(row["trial"], winner, 0, "confirm", point, seed=int(row["seed"]), split="test")
-    spec, weights = _trained(home, plan, bench, job)
-    if weights is None:
-        warn(f"the winner's model is not registered: {GONE.format(job.trial)}")
-        return
-    network, inputs = whole_network(bench, restored_network(spec, bench, weights))
-    log_model(
-        home.tracking_uri(plan),
-        study=plan.name,
-        trial=job.trial,
-        network=network,
-        inputs=inputs,
-        tags={"loss": winner},
-    )
-
-
-def winning_trial(table: TrialTable, loss: str, *, seed: int) -> pd.Series | None:
-    """The confirmation of a loss's best point whose network is kept; None before there is one.
+    A gallery or model whose checkpoint is gone is left out with a warning.
 
     Args:
-        table: The study.
-        loss: The winner; empty for none.
-        seed: Of the confirmations whose networks are kept.
-    """
-    from study.analyses.comparison import confirmed_trials
+        run_context: The run.
+        gallery_vectors: Embeddings of the validation images by loss, as far as they are computed.
 
-    if not loss:
+    Returns:
+        The findings in the report; None when the tracking server is unreachable (`study report`
+        makes the report later).
+    """
+    study_dir, plan, display = run_context.study_dir, run_context.plan, run_context.display
+    if run_context.training.dataset.train.kind == "images":
+        display.show_message("drawing galleries")
+        for loss in plan.losses:
+            _log_gallery(run_context, loss, gallery_vectors.get(loss))
+    if not run_context.tracker.flush(TRACKER_FLUSH_SECONDS):
         return None
-    trials = confirmed_trials(table, loss)
-    mine = (trials["origin"] == "confirm") & (trials["state"] == "finished")
-    trials = trials[mine & (trials["seed"] == seed)]
-    return None if trials.empty else trials.sort_values("number").iloc[-1]
+    # These imports take seconds, which the start of a study does not need to spend.
+    from study.analyses.findings import analyse_study
+    from study.report.summary import leading_loss
+    from study.report.writer import write_findings
+    from study.tracking.reader import read_table
+
+    display.show_message("making the report")
+    findings = analyse_study(read_table(study_dir.tracking_uri(plan), plan.name))
+    write_findings(findings, study_dir.report_dir)
+    log_report(study_dir, plan, run_context.tracker)
+    try:
+        register_winner(run_context, findings.table, leading_loss(findings))
+    except Exception as error:  # exporting runs the backbone's own code
+        reason = (str(error).strip().splitlines() or [""])[0]
+        display.show_warning(
+            f"the winner's model is not registered: {type(error).__name__}: {reason[:300]}"
+        )
+    return findings
 
 
-def whole_network(
-    bench: Bench, network: EmbeddingModel
-) -> tuple[EmbeddingModel, Images | Features]:
-    """A trial's network from pictures on, and what it takes, for its signature.
-
-    A trial of a frozen backbone trains on its features; whoever uses the model has pictures.
-    """
-    from study.tracking.model import Features, Images
-
-    if network.backbone is None and bench.prototype is not None:
-        network = copy.deepcopy(network)
-        network.backbone = bench.prototype
-    if isinstance(network.backbone, Backbone):
-        size = bench.image_size
-        return network, Images(size, size, network.backbone.mean, network.backbone.std)
-    return network, Features(network.head.in_features)
-
-
-def keep_report(home: StudyHome, plan: Plan, tracker: Tracker) -> None:
+def log_report(study_dir: StudyDirectory, plan: Plan, tracker: Tracker) -> None:
     """Store the written report with the study, and each loss's figures with the loss."""
-    from study.report.tables import safe_name
-
-    tracker.artifact(home.report, to="study", folder="report")
-    figures = home.report / "figures"
-    drawn = [f for f in sorted(figures.glob("*")) if f.suffix in _PICTURES]
+    tracker.log_artifact(study_dir.report_dir, to="study", folder="report")
+    folder = study_dir.report_dir / "figures"
+    figures = [f for f in sorted(folder.glob("*")) if f.suffix in _FIGURE_SUFFIXES]
     for loss in plan.losses:
-        mine = [f.name for f in drawn if f.stem == safe_name(f"{f.stem.split('-')[0]}-{loss}")]
-        tracker.artifact(figures, to=loss, folder="figures", only=mine)
+        names = [
+            f.name for f in figures if f.stem == safe_filename(f"{f.stem.split('-')[0]}-{loss}")
+        ]
+        tracker.log_artifact(folder, to=loss, folder="figures", only=names)
 
 
-def progress_note(plan: Plan, progress: list[Progress], *, reported: bool = True) -> str:
-    """What the study is and how it stands, in words (Markdown); `reported`: it has a report."""
+def log_progress_note(
+    study_dir: StudyDirectory, plan: Plan, tracker: Tracker, scheduler: JobScheduler
+) -> None:
+    """Write the state of the study into the note of its MLflow run."""
+    has_report = (study_dir.report_dir / "index.html").exists()
+    progress = scheduler.get_progress(include_search=True)
+    tracker.set_note(format_progress_note(plan, progress, has_report=has_report))
+
+
+def format_progress_note(
+    plan: Plan, progress: list[LossProgress], *, has_report: bool = True
+) -> str:
+    """Describe the study and its progress in Markdown."""
     ended, planned = sum(p.ended for p in progress), sum(p.planned for p in progress)
     lines = [
         f"**{plan.name}**: {', '.join(plan.losses)} on {plan.file.data.name}, objective "
@@ -183,166 +105,35 @@ def progress_note(plan: Plan, progress: list[Progress], *, reported: bool = True
     ]
     for p in sorted(progress, key=lambda p: -p.best if p.best == p.best else 1.0):
         counts = f"{p.stopped} | {p.diverged} | {p.failed}"
-        lines.append(
-            f"| {p.loss} | {p.ended}/{p.planned} | {number(p.best)} | {p.best_trial} | {counts} |"
-        )
-    if reported:
+        best = f"{format_score(p.best)} | {p.best_trial}"
+        lines.append(f"| {p.loss} | {p.ended}/{p.planned} | {best} | {counts} |")
+    if has_report:
         lines += ["", "The report is among this run's artifacts: report/index.html."]
     return "\n".join(lines)
 
 
-def _gallery(
-    home: StudyHome,
-    plan: Plan,
-    tracker: Tracker,
-    bench: Bench,
-    ledger: Ledger,
-    loss: str,
-    warn: Callable[[str], None],
-    vectors: NDArray[np.float32] | None = None,
-) -> None:
-    """What the best trial of a loss finds for a few validation queries."""
-    best = ledger.incumbent(loss)
+def _log_gallery(run_context: RunContext, loss: str, vectors: NDArray[np.float32] | None) -> None:
+    """Draw what the best trial of a loss retrieves for a few validation queries."""
+    plan, training = run_context.plan, run_context.training
+    best = run_context.scheduler.get_incumbent(loss)
     if best is None:
         return
     if vectors is None:
-        spec, weights = _trained(home, plan, bench, best)
+        spec = run_context.build_trial_spec(best)
+        weights = load_trained_weights(spec)
         if weights is None:
-            warn(f"no gallery of {loss}: {GONE.format(best.trial)}")
+            reason = CHECKPOINT_UNREADABLE_MESSAGE.format(best.trial)
+            run_context.display.show_warning(f"no gallery of {loss}: {reason}")
             return
-        vectors = validation_vectors(spec, bench, weights)
-    path = home.directory / "galleries" / f"{loss}.png"
+        vectors = embed_validation_items(spec, training, weights)
+    from trainables.retrieval.gallery import write_gallery
+
+    path = run_context.study_dir.path / "galleries" / f"{loss}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{best.trial}: validation queries and what they find"
-    from trainables.gallery import write_gallery
-
-    # A frozen backbone's trials see features; the pictures they come from lie in the same order.
-    pictures = split_tasks(bench.dataset, "validation", plan.file.protocol.folds)[0].score
-    write_gallery(path, pictures, vectors, class_names=bench.dataset.class_names, title=title)
-    tracker.gallery(path, loss=loss, trial=best.trial)
-
-
-def best_networks(
-    home: StudyHome, plan: Plan, bench: Bench, ledger: Ledger
-) -> Iterator[tuple[str, TrialSpec, Mapping[str, Any]]]:
-    """The losses that get a gallery, each with its best trial and that network's weights."""
-    for loss in plan.losses if bench.dataset.train.kind == "images" else ():
-        best = ledger.incumbent(loss)
-        if best is not None:
-            spec, weights = _trained(home, plan, bench, best)
-            if weights is not None:
-                yield loss, spec, weights
-
-
-def _trained(
-    home: StudyHome, plan: Plan, bench: Bench, job: Job
-) -> tuple[TrialSpec, Mapping[str, Any] | None]:
-    """A trial and its network's weights; None when its checkpoint cannot be read."""
-    place = home.checkpoint_place(plan)
-    spec = plan.trial_spec(job, cache_dir=bench.cache_dir, checkpoint_dir=place)
-    with contextlib.suppress(OSError):  # S3 does not answer
-        return spec, network_weights(spec)
-    return spec, None
-
-
-class Refresher:
-    """Makes the report anew while the study runs, in a process of low priority.
-
-    Args:
-        home: Where the report goes.
-        plan: The study.
-        tracker: Keeps it.
-        seconds: Least time between two reports; a slow report waits longer.
-        warn: Told once, in one line, why a report could not be made.
-    """
-
-    def __init__(
-        self,
-        home: StudyHome,
-        plan: Plan,
-        tracker: Tracker,
-        *,
-        seconds: float,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._home, self._plan, self._tracker = home, plan, tracker
-        self._seconds, self._warn = seconds, warn
-        self._errors: IO[bytes] | None = None
-        self._warned = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = time.monotonic()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a report is being made, or waits to be stored."""
-        return self._process is not None
-
-    def tick(self, progress: list[Progress]) -> None:
-        """Start a report when it is time; store the one that is ready."""
-        elapsed = time.monotonic() - self._started
-        if self._process is not None:
-            code = self._process.poll()
-            if code is None:
-                return
-            if code == 0:
-                keep_report(self._home, self._plan, self._tracker)
-                self._note(progress)
-            elif not self._warned:
-                self._warned = True
-                self._warn(f"no report while the study runs: {self._last_error() or code}")
-            self._close()
-            self._seconds = max(self._seconds, 20.0 * elapsed)
-        elif elapsed >= self._seconds:
-            self._note(progress)
-            self._started = time.monotonic()
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _close)
-            self._process = subprocess.Popen(
-                [*module("study.finishing"), self._plan.name, str(self._home.report)],
-                # Not on the command line, which every user of the machine can read.
-                env=surroundings(**{_STORE: self._home.tracking_uri(self._plan)}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                start_new_session=True,
-            )
-
-    def _last_error(self) -> str:
-        assert self._errors is not None
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return redact(lines[-1])[:300] if lines else ""
-
-    def _close(self) -> None:
-        if self._process is not None:  # which may have been killed
-            shutil.rmtree(unfinished(self._home.report, self._process.pid), ignore_errors=True)
-        self._process = None
-        if self._errors is not None:
-            self._errors.close()
-
-    def _note(self, progress: list[Progress]) -> None:
-        reported = (self._home.report / "index.html").exists()
-        self._tracker.note(progress_note(self._plan, progress, reported=reported))
-
-    def __enter__(self) -> Refresher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End a report that is under way."""
-        if self._process is not None and self._process.poll() is None:
-            with still(self._home.report):  # not while it takes the place of the one before
-                self._process.kill()
-                self._process.wait()
-        self._close()
-
-
-def _report_quietly(name: str, out: str) -> None:
-    from study.report.build import write_report
-    from study.tracking.reader import read_table
-
-    os.nice(19)
-    table: TrialTable = read_table(os.environ[_STORE], name)
-    write_report(table, Path(out))
-
-
-if __name__ == "__main__":
-    _report_quietly(*sys.argv[1:3])
+    # Trials of a frozen backbone train on features, which have the order of their images.
+    images = build_fold_tasks(training.dataset, "validation", plan.file.protocol.folds)[0]
+    write_gallery(
+        path, images.evaluation, vectors, class_names=training.dataset.class_names, title=title
+    )
+    run_context.tracker.log_gallery(path, loss=loss, trial=best.trial)

@@ -1,7 +1,7 @@
-"""What a study works out besides its trials: where their GPUs are, if this machine has none.
+"""Remote scoring: baseline scores and gallery embeddings, computed where the trials' GPUs are.
 
-A head often has no GPU though its workers have. There the untrained backbone is scored, and the
-best trials' pictures are embedded, by tasks as large as one rank of a trial.
+A head often has no GPU although its workers have. The untrained backbone is then scored, and the
+images of the galleries are embedded, by Ray tasks with the resources of one rank of a trial.
 """
 
 from __future__ import annotations
@@ -16,134 +16,144 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from study.data_record import DataRecord
-from study.file import ResourcesSection
-from study.folders import cache_dir, cache_of_each_host
-from study.jobs import Job, Split
-from study.plan import Plan
-from trainables.hosts import of_this_host
-from trainables.restored import validation_vectors
-from trainables.settings import TrialSpec
-from trainables.training import untrained_metrics
-from trainables.workbench import Bench, open_bench
-from trainables.worker import last_line, limit_gpu_memory
+from study.config.schema import ResourcesSection
+from study.runner.context import RunContext
+from study.runner.data_fingerprint import DataFingerprint
+from study.utils.paths import cache_dir, cache_dir_template
+from trainables.actors.worker import format_error_line, limit_gpu_memory
+from trainables.config import Split, TrialSpec
+from trainables.training.baseline import untrained_metrics
+from trainables.training.context import TrainingContext, open_context
+from trainables.training.restored_network import embed_validation_items
+from trainables.utils.host_paths import expand_host
 
-WAIT_SECONDS = 1800.0
-"""When trials have ended and no node answers for so long, this machine does it."""
+REMOTE_TASK_TIMEOUT_SECONDS = 1800.0
+"""After the trials have ended, this machine computes what no node returned in this time."""
 
-Vectors = NDArray[np.float32]
-Tell = Callable[[Split, Mapping[str, float]], None]
+EmbeddingArray = NDArray[np.float32]
 
 
-def is_elsewhere(resources: ResourcesSection) -> bool:
+def gpus_are_remote(resources: ResourcesSection) -> bool:
     """Whether trials have a GPU and this process has none."""
     return resources.gpus_per_trial > 0 and not torch.cuda.is_available()
 
 
-class Untrained:
-    """Scores of the backbone as it came, worked out once per study.
+class BaselineScorer:
+    """Scores of the untrained backbone, computed once per study.
 
-    Elsewhere they are asked for before the first trial, and nobody waits for them before the end.
+    Remote scores are requested before the first trial and collected while trials run.
 
     Args:
-        plan: The study.
-        bench: Its data, for scoring here.
-        record: Remembers the scores.
-        tell: Is told the scores of each split.
-        warn: Is told, in one line, why they could not be worked out elsewhere.
+        run_context: The run.
+        data_fingerprint: Stores the scores in the study's directory.
     """
 
-    def __init__(
-        self, plan: Plan, bench: Bench, record: DataRecord, tell: Tell, warn: Callable[[str], None]
-    ) -> None:
-        self._plan, self._bench, self._record = plan, bench, record
-        self._tell, self._warn = tell, warn
-        self._open: list[Split] = []
-        self._asked: dict[Any, Split] = {}
+    def __init__(self, run_context: RunContext, data_fingerprint: DataFingerprint) -> None:
+        self._run_context, self._data_fingerprint = run_context, data_fingerprint
+        self._resources = run_context.plan.file.resources
+        self._open_splits: list[Split] = []
+        self._pending_tasks: dict[Any, Split] = {}
 
-    def want(self, splits: Sequence[Split], say: Callable[[str], None]) -> None:
-        """Tell what is known, and score the rest unless that is for others to do."""
+    def request_scores(self, splits: Sequence[Split]) -> None:
+        """Log the known scores; compute the others here unless the GPUs are remote."""
         for split in splits:
-            if known := self._record.untrained(split):
-                self._tell(split, known)
+            if scores := self._data_fingerprint.get_baseline_scores(split):
+                self._run_context.tracker.log_baseline(split, scores)
             else:
-                self._open.append(split)
-        if not is_elsewhere(self._plan.file.resources):
-            self.score_here(say)
+                self._open_splits.append(split)
+        if not gpus_are_remote(self._resources):
+            self.score_locally()
 
-    def send(self) -> None:
-        """Ask a node of the trials for what is open."""
-        for split in self._open:
-            spec = self._spec(split, cache_of_each_host())
-            self._asked[_task(self._plan.file.resources, scored).remote(spec.to_dict())] = split
+    def submit_tasks(self) -> None:
+        """Submit a Ray task for every split that is not scored yet."""
+        for split in self._open_splits:
+            task = _make_rank_task(self._resources, score_baseline_task)
+            spec = self._build_spec(split, cache_dir_template())
+            self._pending_tasks[task.remote(spec.to_dict())] = split
 
     def update(self) -> None:
-        """To be called often: takes what has come."""
-        self._take(0.0)
+        """Collect the scores of finished tasks; call often."""
+        self._collect_scores(0.0)
 
-    def wait(self) -> None:
-        """Until all has come, or has been waited for long enough."""
-        self._take(WAIT_SECONDS)
+    def wait_for_scores(self) -> None:
+        """Wait for all tasks, up to a time limit."""
+        self._collect_scores(REMOTE_TASK_TIMEOUT_SECONDS)
 
-    def score_here(self, say: Callable[[str], None]) -> None:
-        """Score what is open in this process."""
-        if self._open:
-            say("scoring the untrained backbone")
-        for split in list(self._open):
-            self._learn(split, untrained_metrics(self._spec(split, cache_dir()), self._bench))
+    def score_locally(self) -> None:
+        """Score the open splits in this process."""
+        if self._open_splits:
+            self._run_context.display.show_message("scoring the untrained backbone")
+        for split in list(self._open_splits):
+            spec = self._build_spec(split, cache_dir())
+            self._store_scores(split, untrained_metrics(spec, self._run_context.training))
 
-    def _take(self, timeout: float) -> None:
-        if not self._asked:
+    def _collect_scores(self, timeout: float) -> None:
+        if not self._pending_tasks:
             return
         import ray
 
-        done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=timeout)
-        for answer in done:
-            split = self._asked.pop(answer)
+        done, _ = ray.wait(
+            list(self._pending_tasks), num_returns=len(self._pending_tasks), timeout=timeout
+        )
+        for task in done:
+            split = self._pending_tasks.pop(task)
             try:
-                self._learn(split, ray.get(answer))
+                self._store_scores(split, ray.get(task))
             except ray.exceptions.RayError as error:
-                self._warn(f"no node could score the untrained backbone: {last_line(error)}")
+                self._run_context.display.show_warning(
+                    f"no node could score the untrained backbone: {format_error_line(error)}"
+                )
 
-    def _learn(self, split: Split, scores: Mapping[str, float]) -> None:
-        self._record.remember(split, scores)
-        self._tell(split, scores)
-        self._open.remove(split)
+    def _store_scores(self, split: Split, scores: Mapping[str, float]) -> None:
+        self._data_fingerprint.store_baseline_scores(split, scores)
+        self._run_context.tracker.log_baseline(split, scores)
+        self._open_splits.remove(split)
 
-    def _spec(self, split: Split, cache: Path) -> TrialSpec:
-        loss = self._plan.losses[0]
-        job = Job("untrained", loss, 0, "published", self._plan.example(loss), seed=0)
-        spec = self._plan.trial_spec(job, cache_dir=cache, checkpoint_dir="")
-        return replace(spec, split=split)
+    def _build_spec(self, split: Split, cache: Path) -> TrialSpec:
+        plan = self._run_context.plan
+        loss = plan.losses[0]  # any loss: the backbone is not trained
+        return plan.build_spec(
+            loss,
+            plan.example_point(loss),
+            trial="untrained",
+            seed=0,
+            split=split,
+            cache_dir=cache,
+            checkpoint_dir="",
+        )
 
 
-def embedded(
+def embed_remotely(
     resources: ResourcesSection, networks: Iterable[tuple[str, TrialSpec, Mapping[str, Any]]]
-) -> dict[str, Vectors]:
-    """Vectors of each loss's validation pictures, from nodes of the trials.
+) -> dict[str, EmbeddingArray]:
+    """Embed each loss's validation images on the trials' nodes.
 
-    Those that do not come, since a node was lost, are missing: they can be worked out here.
+    Losses whose task is lost with a node are missing from the result; the caller embeds them.
 
     Args:
-        resources: Of a trial.
-        networks: A loss, a trial of it and the weights of its network.
+        resources: Resources of a trial.
+        networks: Loss, trial spec and weights of each network.
     """
     import ray
 
-    task, cache = _task(resources, validated), str(cache_of_each_host())
-    asked = {
+    task, cache = _make_rank_task(resources, embed_validation_task), str(cache_dir_template())
+    losses_by_task = {
         task.remote(replace(spec, cache_dir=cache).to_dict(), weights): loss
         for loss, spec, weights in networks
     }
-    found = {}
-    done = ray.wait(list(asked), num_returns=len(asked), timeout=WAIT_SECONDS)[0] if asked else []
-    for answer in done:
+    if not losses_by_task:
+        return {}
+    tasks = list(losses_by_task)
+    done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=REMOTE_TASK_TIMEOUT_SECONDS)
+    vectors = {}
+    for finished in done:
         with contextlib.suppress(ray.exceptions.RayError):
-            found[asked[answer]] = np.array(ray.get(answer))  # Ray's own is read-only
-    return found
+            # Ray returns a read-only array.
+            vectors[losses_by_task[finished]] = np.array(ray.get(finished))
+    return vectors
 
 
-def _task(resources: ResourcesSection, function: Callable[..., Any]) -> Any:
+def _make_rank_task(resources: ResourcesSection, function: Callable[..., Any]) -> Any:
     import ray
 
     ranks = resources.ranks_per_trial
@@ -152,23 +162,23 @@ def _task(resources: ResourcesSection, function: Callable[..., Any]) -> Any:
     )
 
 
-# What runs on the nodes
+# Ray tasks
 
 
-def scored(spec: Mapping[str, Any]) -> dict[str, float]:
-    """The untrained backbone's scores."""
-    told = TrialSpec.from_dict(spec)
-    return untrained_metrics(told, _bench(told))
+def score_baseline_task(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Score the untrained backbone on a node."""
+    spec = TrialSpec.from_dict(fields)
+    return untrained_metrics(spec, _open_task_context(spec))
 
 
-def validated(spec: Mapping[str, Any], weights: Mapping[str, Any]) -> Vectors:
-    """What a trial's network makes of the validation pictures."""
-    told = TrialSpec.from_dict(spec)
-    return validation_vectors(told, _bench(told), weights)
+def embed_validation_task(fields: Mapping[str, Any], weights: Mapping[str, Any]) -> EmbeddingArray:
+    """Embed the validation images with a trial's network on a node."""
+    spec = TrialSpec.from_dict(fields)
+    return embed_validation_items(spec, _open_task_context(spec), weights)
 
 
-def _bench(spec: TrialSpec) -> Bench:
+def _open_task_context(spec: TrialSpec) -> TrainingContext:
     torch.set_num_threads(max(1, spec.threads))
     limit_gpu_memory(spec.resources)
-    cache = Path(of_this_host(spec.cache_dir))
-    return open_bench(spec.dataset, spec.backbone, cache_dir=cache)
+    cache = Path(expand_host(spec.cache_dir))
+    return open_context(spec.dataset, spec.backbone, cache_dir=cache)

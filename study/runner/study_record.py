@@ -1,4 +1,4 @@
-"""What the tracking store is told of a study before its trials: plan, protocol, words."""
+"""Study record: plan, protocol and note of a study, as the tracking store receives them."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study.code_version import code_version
-from study.plan import Plan
-from study.tracking.writer import Tracker
-from study.tuning.sampling import sampler_name
+from study.config.plan import Plan
+from study.search.optuna_samplers import resolve_sampler_name
+from study.tracking.tracker import Tracker
+from study.utils.code_version import detect_code_version
 
 
-def open_tracking(
+def start_tracking(
     tracker: Tracker,
     plan: Plan,
     data: Mapping[str, Any],
     samplers: Mapping[str, Any],
-    lists: Sequence[Path] = (),
+    note_files: Sequence[Path] = (),
 ) -> None:
-    """Begin the study in its store, or go on with it.
+    """Create the study in its store, or reopen it.
 
     Args:
-        tracker: Writes.
+        tracker: Writes to the store.
         plan: The study.
-        data: As `describe_data` says.
+        data: The result of `describe_data`.
         samplers: The sampler of each loss, with every setting.
-        lists: Files that name all images which the notes on the data name only some of.
+        note_files: Complete lists of the images that notes on the data name only in part.
     """
     tracker.open_study(
         name=plan.name,
         plan={
             "spaces": {loss: space.to_dict() for loss, space in plan.spaces.items()},
-            "protocol": protocol_record(plan, data),
+            "protocol": make_protocol_record(plan, data),
             "baseline": {},
             "dataset": dict(data),
             "samplers": dict(samplers),
             "file": plan.file.model_dump(mode="json", exclude={"tracking"}),
         },
         losses=plan.losses,
-        note=study_note(plan, data),
+        note=format_study_note(plan, data),
     )
-    for file in lists:
-        tracker.artifact(file, to="study", folder="data")
+    for file in note_files:
+        tracker.log_artifact(file, to="study", folder="data")
 
 
-def protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report's header needs to know of the protocol."""
+def make_protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the protocol, as the report's header shows it."""
     file = plan.file
     return {
         "objective": file.protocol.objective,
         "folds": file.protocol.folds,
-        "epochs": max(plan.epochs(loss) for loss in plan.losses),
+        "epochs": max(plan.epochs_per_trial(loss) for loss in plan.losses),
         "tolerance": file.protocol.tolerance,
         "dataset": data["name"],
         "backbone": "features" if data["kind"] == "features" else file.backbone.name,
         "pretrained": bool(file.backbone.pretrained),
         "frozen": file.backbone.frozen,
-        "sampler": ", ".join(sorted({_sampler(plan, loss) for loss in plan.losses})),
+        "sampler": ", ".join(sorted({_loss_sampler_name(plan, loss) for loss in plan.losses})),
         "trials_per_loss": file.search.trials,
         "seeds_per_point": file.search.seeds_per_point,
         "seed": file.search.seed,
@@ -66,12 +66,12 @@ def protocol_record(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampler(plan: Plan, loss: str) -> str:
-    return sampler_name(plan.file.search.sampler, plan.spaces[loss], plan.points(loss))
+def _loss_sampler_name(plan: Plan, loss: str) -> str:
+    return resolve_sampler_name(plan.file.search.sampler, plan.spaces[loss], plan.n_points)
 
 
-def study_note(plan: Plan, data: Mapping[str, Any]) -> str:
-    """What the study is, in words."""
+def format_study_note(plan: Plan, data: Mapping[str, Any]) -> str:
+    """Describe the study in one Markdown sentence."""
     losses = ", ".join(plan.losses)
     return (
         f"Study **{plan.name}**: {losses} on {data['name']} "
@@ -81,6 +81,6 @@ def study_note(plan: Plan, data: Mapping[str, Any]) -> str:
     )
 
 
-def trial_tags(data: Mapping[str, Any]) -> dict[str, str]:
-    """What every trial of the study carries."""
-    return {"data_fingerprint": str(data["fingerprint"]), "code_version": code_version()}
+def make_trial_tags(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of every trial of the study."""
+    return {"data_fingerprint": str(data["fingerprint"]), "code_version": detect_code_version()}

@@ -1,4 +1,4 @@
-"""What the tracker is told: of trials as they run, and of earlier ones when a study goes on."""
+"""Tracking listener: sends trial events to the tracker, and earlier trials when a study resumes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
-from search_spaces.space import Value
-from study.jobs import Job, Outcome
-from study.plan import Plan
+from search_spaces.space import ParamValue
+from study.config.plan import Plan
+from study.search.journal import StudyJournal, job_from_trial, outcome_from_trial
 from study.tracking.records import TrialRecord
-from study.tracking.writer import Tracker
-from study.tuning.record import Record, job_of, outcome_of
+from study.tracking.tracker import Tracker
+from study.trials.job import Job, TrialOutcome
 
 
 class TrackingListener:
-    """Turns what happens at the desk into MLflow records.
+    """Turns the controller's events into MLflow records.
 
     Args:
         tracker: Writes in the background.
@@ -36,19 +36,19 @@ class TrackingListener:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._tracker, self._clock = tracker, clock or time.time
-        self._describe = Describer(plan, tags)
+        self._describe_trial = TrialDescriber(plan, tags)
 
-    def started(self, job: Job) -> None:
+    def on_trial_start(self, job: Job) -> None:
         """A trial starts, or starts again."""
-        self._tracker.trial_started(self._describe(job, started=self._clock()))
+        self._tracker.start_trial(self._describe_trial(job, started=self._clock()))
 
-    def epoch(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
-        """A trial finished an epoch there."""
-        self._tracker.epoch(job.trial, epoch, metrics, timestamp=self._clock(), host=host)
+    def on_epoch_end(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
+        """A trial completed an epoch on a host."""
+        self._tracker.log_epoch(job.trial, epoch, metrics, timestamp=self._clock(), host=host)
 
-    def ended(self, job: Job, outcome: Outcome) -> None:
+    def on_trial_end(self, job: Job, outcome: TrialOutcome) -> None:
         """A trial ended."""
-        self._tracker.trial_ended(
+        self._tracker.end_trial(
             job.trial,
             state=outcome.state,
             error=outcome.error,
@@ -58,8 +58,8 @@ class TrackingListener:
         )
 
 
-class Describer:
-    """Makes the tracker's records of jobs; what all jobs of a loss share is found once.
+class TrialDescriber:
+    """Builds tracking records of jobs; what all jobs of a loss share is computed once.
 
     Args:
         plan: The study.
@@ -67,73 +67,67 @@ class Describer:
     """
 
     def __init__(self, plan: Plan, tags: Mapping[str, str]) -> None:
-        self._fixed: dict[str, dict[str, Value]] = {}
-        self._tags: dict[str, dict[str, str]] = {}
-        self._folds = plan.file.protocol.folds
+        self._fixed_params: dict[str, dict[str, ParamValue]] = {}
+        self._tags_by_loss: dict[str, dict[str, str]] = {}
+        self._n_folds = plan.file.protocol.folds
         for loss, space in plan.spaces.items():
-            settings, arguments = plan.settings(loss, plan.example(loss))
+            settings, arguments = plan.resolve_settings(loss, plan.example_point(loss))
             known = {**vars(settings), **arguments}
-            self._fixed[loss] = {k: v for k, v in known.items() if k not in space.searched}
-            self._tags[loss] = {**tags, "space_version": space.version}
+            self._fixed_params[loss] = {
+                k: v for k, v in known.items() if k not in space.searched_params
+            }
+            self._tags_by_loss[loss] = {**tags, "space_version": space.version_hash}
 
     def __call__(self, job: Job, *, started: float) -> TrialRecord:
-        """A job as the tracker is told of it."""
+        """Return the tracking record of a job."""
         return TrialRecord(
-            trial=job.trial,
-            loss=job.loss,
-            number=job.number,
-            origin=job.origin,
-            seed=job.seed,
-            split=job.split,
-            point=job.point,
-            anchor=job.anchor,
-            swept=job.swept,
-            knobs=job.values,
-            fixed=self._fixed[job.loss],
-            tags={**self._tags[job.loss], "fold": self._fold(job)},
+            job,
+            fixed=self._fixed_params[job.loss],
+            tags={**self._tags_by_loss[job.loss], "fold": self._format_folds(job)},
             started=started,
         )
 
-    def _fold(self, job: Job) -> str:
-        """The folds a trial is scored on: all of them, unless it is scored on test classes."""
+    def _format_folds(self, job: Job) -> str:
+        """Name the folds that a trial is scored on: all, unless it is scored on test classes."""
         if job.split == "test":
             return "none"
-        return "1 of 1" if self._folds == 1 else f"1-{self._folds} of {self._folds}"
+        return "1 of 1" if self._n_folds == 1 else f"1-{self._n_folds} of {self._n_folds}"
 
 
-def tell_again(tracker: Tracker, plan: Plan, directory: Path, tags: Mapping[str, str]) -> None:
-    """Tell of every trial of earlier runs, from the journal.
+def resend_history(tracker: Tracker, plan: Plan, directory: Path, tags: Mapping[str, str]) -> None:
+    """Send every trial of earlier runs from the journal to the tracker.
 
-    Should the tracker's spool be lost, or MLflow's store, this puts every trial back. A store that
-    lacks nothing takes nothing.
+    If the tracker's spool or MLflow's store was lost, this restores every trial. A store that is
+    complete does not change.
     """
-    record = Record(directory, plan.spaces)  # of its own: a running study forgets learning curves
-    describe = Describer(plan, tags)
+    # A journal object of its own, because a running study drops learning curves from memory.
+    journal = StudyJournal(directory, plan.spaces)
+    describe = TrialDescriber(plan, tags)
     for loss in plan.losses:
-        for trial in record.trials(loss):
-            job, outcome = job_of(trial), outcome_of(trial)
-            started = _moment(trial.datetime_start, 0.0)
-            tracker.settle(
+        for trial in journal.get_trials(loss):
+            job, outcome = job_from_trial(trial), outcome_from_trial(trial)
+            started = _timestamp_or_default(trial.datetime_start, 0.0)
+            tracker.reconcile_trial(
                 describe(job, started=started),
-                curve=_curve(trial, outcome, plan.file.protocol.objective),
+                curve=_metrics_by_epoch(trial, outcome, plan.file.protocol.objective),
                 state="running" if outcome is None else outcome.state,
                 error="" if outcome is None else outcome.error,
                 host="" if outcome is None else outcome.host,
                 seconds=None if outcome is None else outcome.seconds,
-                timestamp=_moment(trial.datetime_complete, started),
+                timestamp=_timestamp_or_default(trial.datetime_complete, started),
             )
 
 
-def _curve(
-    trial: FrozenTrial, outcome: Outcome | None, objective: str
+def _metrics_by_epoch(
+    trial: FrozenTrial, outcome: TrialOutcome | None, objective: str
 ) -> dict[int, dict[str, float]]:
-    """Metrics by epoch: the scores of all, everything of the last."""
+    """Return metrics by epoch: the objective of every epoch, all metrics of the last one."""
     curve = {epoch: {objective: score} for epoch, score in trial.intermediate_values.items()}
     if not curve:
         return {}
     last = max(curve)
     if outcome is None:
-        del curve[last]  # the trial goes on from there, and tells of it itself
+        del curve[last]  # the trial continues from there and reports it itself
     elif outcome.metrics and last == outcome.epochs:
         curve[last] = dict(outcome.metrics)
         if outcome.score_std == outcome.score_std:
@@ -141,5 +135,5 @@ def _curve(
     return curve
 
 
-def _moment(when: datetime.datetime | None, otherwise: float) -> float:
+def _timestamp_or_default(when: datetime.datetime | None, otherwise: float) -> float:
     return when.timestamp() if when is not None else otherwise

@@ -1,120 +1,201 @@
-"""Tune's searcher and scheduler, as thin as they can be.
+"""Tune adapters: searcher, scheduler and callback that connect Tune to the trial controller.
 
 Tune asks the searcher for configurations and the scheduler for decisions; both pass everything to
-the desk. Tune's own bookkeeping (searcher snapshots, experiment state) is not used: a study is
-continued from its record alone.
+the controller. Tune's own state (searcher snapshots, experiment state) is not used: a study is
+resumed from its journal alone.
 """
 
 from __future__ import annotations
 
+import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ray import tune
 from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from study.tuning.desk import Desk
+from study.config.plan import Plan
+from study.directory import StudyDirectory
+from study.runner.controller import TrialController
+from study.runner.placement import make_placement_group
+from study.runner.ray_session import sigterm_as_sigint
+from study.utils.environment import temporary_environment
+from trainables.actors.trainable import StudyTrial
 
-SPEC = "spec"
-_TICK_SECONDS = 0.25
+SPEC_KEY = "spec"
+UPDATE_INTERVAL_SECONDS = 0.25
+
+_TUNE_ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # the study's journal replaces Tune's snapshots
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",
+    "TUNE_WARN_THRESHOLD_S": "5",
+    "TUNE_RESULT_BUFFER_LENGTH": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
 
 
-class Local:
-    """A reference that stays in this process: a pickle or a copy of its holder does not follow it.
+class ProcessLocalRef:
+    """A reference that a pickle or copy of its holder does not follow.
 
-    Tune pickles searchers, schedulers and callbacks into snapshots this project never reads.
+    Tune pickles searchers, schedulers and callbacks into snapshots that this project never reads.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __reduce__(self) -> tuple[type[Local], tuple[None]]:
-        return Local, (None,)
+    def __reduce__(self) -> tuple[type[ProcessLocalRef], tuple[None]]:
+        return ProcessLocalRef, (None,)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Local:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessLocalRef:
         return self
 
 
-class DeskSearcher(Searcher):  # type: ignore[misc]
-    """Gives Tune the desk's next trial."""
+class TuneSearcher(Searcher):  # type: ignore[misc]
+    """Gives Tune the controller's next trial."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, controller: TrialController) -> None:
         super().__init__()
-        self._local = Local(desk)
-        self._trials: dict[str, str] = {}
+        self._local_ref = ProcessLocalRef(controller)
+        self._trial_keys: dict[str, str] = {}
 
     @property
-    def _desk(self) -> Desk:
-        desk: Desk = self._local.value
-        return desk
+    def _controller(self) -> TrialController:
+        controller: TrialController = self._local_ref.value
+        return controller
 
     def set_search_properties(self, *args: Any, **kwargs: Any) -> bool:
-        """Tune's metric and mode do not matter here: the desk knows the objective."""
+        """Ignore Tune's metric and mode: the controller knows the objective."""
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's configuration; None: ask again later. Trials that run may end."""
-        if self._desk.ledger.is_finished() or self._desk.trouble:
+        """Return the next configuration, None to be asked again later, or FINISHED."""
+        if self._controller.scheduler.is_finished() or self._controller.stop_reason:
             return str(Searcher.FINISHED)
-        spec = self._desk.start()
+        spec = self._controller.start_next_trial()
         if spec is None:
             return None
-        self._trials[trial_id] = spec["trial"]
-        return {SPEC: spec}
+        self._trial_keys[trial_id] = spec["trial"]
+        return {SPEC_KEY: spec}
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial left Tune. Only a lost process is news: results have reached the desk before."""
-        trial = self._trials.pop(trial_id, None)
+        """Report a lost process; the results have reached the controller before."""
+        trial = self._trial_keys.pop(trial_id, None)
         if trial is not None and error:
-            self._desk.lost(trial)
+            self._controller.handle_lost_process(trial)
 
     def save(self, checkpoint_path: str) -> None:
-        """Tune wants a file; the study's state is elsewhere."""
+        """Write an empty file, which Tune requires; the state is in the study's journal."""
         Path(checkpoint_path).write_text("", encoding="utf-8")
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore: see `save`."""
+        """Do nothing: see `save`."""
 
 
-class DeskScheduler(FIFOScheduler):  # type: ignore[misc]
-    """Passes every result to the desk and obeys it."""
+class TuneScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Passes every result to the controller and returns its decision."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, controller: TrialController) -> None:
         super().__init__()
-        self._local = Local(desk)
+        self._local_ref = ProcessLocalRef(controller)
 
     @property
-    def _desk(self) -> Desk:
-        desk: Desk = self._local.value
-        return desk
+    def _controller(self) -> TrialController:
+        controller: TrialController = self._local_ref.value
+        return controller
 
     def on_trial_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Continue, or stop early."""
-        stop = self._desk.result(trial.config[SPEC]["trial"], result)
-        return str(TrialScheduler.STOP if stop else TrialScheduler.CONTINUE)
+        """Return whether the trial continues or stops."""
+        stops = self._controller.handle_result(trial.config[SPEC_KEY]["trial"], result)
+        return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
     def on_trial_complete(self, controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """The last result of a trial that said it was done comes only here."""
+        """Handle the last result of a trial that reported `done`: it arrives only here."""
         if result.get("done") and result.get("state") != "running":
-            self._desk.result(trial.config[SPEC]["trial"], result)
+            self._controller.handle_result(trial.config[SPEC_KEY]["trial"], result)
 
 
-class Ticker(Callback):  # type: ignore[misc]
+class UpdateCallback(Callback):  # type: ignore[misc]
     """Calls a function a few times a second while Tune runs."""
 
-    def __init__(self, tick: Callable[[], None]) -> None:
-        self._local = Local(tick)
-        self._last = 0.0
+    def __init__(self, update: Callable[[], None]) -> None:
+        self._local_ref = ProcessLocalRef(update)
+        self._last_update = 0.0
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Tune's loop comes by here about ten times a second."""
-        moment = time.monotonic()
-        if moment - self._last >= _TICK_SECONDS:
-            self._last = moment
-            self._local.value()
+        """Call the function if it is due; Tune's loop gets here about ten times a second."""
+        now = time.monotonic()
+        if now - self._last_update >= UPDATE_INTERVAL_SECONDS:
+            self._last_update = now
+            self._local_ref.value()
+
+
+def run_tune(
+    study_dir: StudyDirectory,
+    plan: Plan,
+    controller: TrialController,
+    *,
+    update: Callable[[], None],
+    trainable: type | None = None,
+) -> None:
+    """Run trials until the controller has no more, or until ctrl-C.
+
+    Args:
+        study_dir: The study's directory, for the files that Tune insists on.
+        plan: The study.
+        controller: Decides.
+        update: Called a few times a second.
+        trainable: Trains the trials instead of `StudyTrial`.
+
+    Raises:
+        OSError: The study's disk did not accept its journal.
+    """
+    with temporary_environment(_TUNE_ENVIRONMENT), sigterm_as_sigint():
+        tuner = tune.Tuner(
+            tune.with_resources(trainable or StudyTrial, make_placement_group(plan.file.resources)),
+            tune_config=tune.TuneConfig(
+                search_alg=TuneSearcher(controller),
+                scheduler=TuneScheduler(controller),
+                num_samples=-1,
+                reuse_actors=True,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=str(study_dir.path / ".tune"),
+                # The controller retries a trial whose process died; Tune's own retries miss
+                # processes that die between two trials.
+                failure_config=tune.FailureConfig(max_failures=0),
+                callbacks=[UpdateCallback(update)],
+                verbose=0,
+            ),
+        )
+        # The controller handles lost processes; Tune would print a page of traceback for each.
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        try:
+            tuner.fit()
+        except Exception as error:
+            raise _find_os_error(error) from None
+        finally:
+            shutil.rmtree(study_dir.path / ".tune", ignore_errors=True)
+
+
+def _find_os_error(error: BaseException) -> BaseException:
+    """Return the OSError that Tune wrapped in errors of its own, or the error itself."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__cause__ or inner.__context__
+    return inner or error
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.config[SPEC_KEY]["trial"])

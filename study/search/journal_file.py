@@ -1,7 +1,7 @@
-"""The file under a study's record: one JSON line per operation, in Optuna's own journal format.
+"""File backend of the study journal: one JSON line per operation, in Optuna's journal format.
 
-Optuna's file backend remembers where every line begins, for ever; this one remembers where it
-stopped reading. It needs no lock of its own: one process writes, the one that holds the study.
+Optuna's own file backend keeps the offset of every line in memory; this one keeps only the offset
+at which it stopped reading. It needs no lock, because only the process that holds the study writes.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from typing import Any
 from optuna.storages.journal import BaseJournalBackend
 
 
-class Journal(BaseJournalBackend):
-    """A journal that one process appends to and any number read.
+class JournalFile(BaseJournalBackend):
+    """Optuna journal backend with one writer and any number of readers.
 
     Args:
-        path: The file; made when missing.
+        path: The file; created if missing.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.exists():
-            path.touch()  # who only reads may not be allowed to
-        self._number, self._offset = 0, 0
+            path.touch()  # only if missing: a reader may lack the permission to write
+        self._n_logs_read, self._offset = 0, 0
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """The operations from a number on; a line that is still being written is none yet."""
-        if log_number_from < self._number:
-            self._number, self._offset = 0, 0
+        """Yield the operations from a number on; an incomplete last line is left out."""
+        if log_number_from < self._n_logs_read:
+            self._n_logs_read, self._offset = 0, 0
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 log = json.loads(line)
-                self._number, self._offset = self._number + 1, self._offset + len(line)
-                if self._number > log_number_from:
+                self._n_logs_read, self._offset = self._n_logs_read + 1, self._offset + len(line)
+                if self._n_logs_read > log_number_from:
                     yield log
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write operations to the disk, or none of them.
+        """Append all operations and flush them to disk, or append none.
 
         Raises:
-            OSError: The disk does not take them.
+            OSError: If the disk is full or cannot be written.
         """
         lines = [json.dumps(log, separators=(",", ":")) + "\n" for log in logs]
         content = "".join(lines).encode()
@@ -62,8 +62,8 @@ class Journal(BaseJournalBackend):
                 raise
 
 
-def cut_torn_line(path: Path) -> None:
-    """Drop a last line that a power cut left half written."""
+def truncate_torn_line(path: Path) -> None:
+    """Remove an incomplete last line, as left by a power cut or a full disk."""
     if not path.exists():
         return
     with path.open("rb+") as file:

@@ -1,4 +1,4 @@
-"""The search of one loss: which of its points is next, and what does its sampler know?"""
+"""Search of one loss: the order of its jobs, its pruners, its sampler and its incumbent."""
 
 from __future__ import annotations
 
@@ -9,111 +9,112 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from search_spaces.space import Value
-from study.corners import corners
-from study.jobs import Job, Outcome, Progress, trial_key
-from study.plan import Plan
-from study.table import Origin
-from study.tuning.asha import Rungs
-from study.tuning.choosing import Chooser
-from study.tuning.order import Counts, Order
-from study.tuning.outlook import Outlook
-from study.tuning.record import TOLD, Record, is_search, job_of, outcome_of
-from study.tuning.sampling import sobol_point
-from trainables.seeding import derive
+from search_spaces.space import ParamValue, range_endpoints
+from study.config.plan import Plan
+from study.search.asha import SuccessiveHalving
+from study.search.curve_prediction import CurvePredictor
+from study.search.designs import sobol_point
+from study.search.interleaving import PointCounts, PointInterleaver
+from study.search.journal import SAMPLER_VALUE_ATTR, is_search_job
+from study.search.loss_sampler import LossSampler
+from study.trials.job import Job, LossProgress, TrialOutcome, trial_key
+from study.trials.table import SEARCH_ORIGINS, TrialOrigin
+from trainables.utils.seeding import derive_seed
 
 
 class LossSearch:
-    """One loss of a study.
+    """Search state of one loss.
 
-    Learning curves are not held: memory does not grow with the number of epochs.
+    Learning curves are not kept, so memory does not grow with the number of epochs.
 
     Args:
-        plan: The study.
-        loss: Registry name.
-        record: Read once; the ledger writes to it.
+        plan: Plan of the study.
+        loss: Registry name of the loss.
     """
 
-    def __init__(self, plan: Plan, loss: str, record: Record) -> None:
+    def __init__(self, plan: Plan, loss: str) -> None:
         self._plan, self.loss = plan, loss
         self._space = plan.spaces[loss]
-        self._search = plan.file.search
-        self._epochs = plan.epochs(loss)
-        self._published = plan.published(loss)
-        stop = self._search.stop_early
-        # A trial with a frozen backbone must not be judged against one that already trains it.
-        warmup = plan.settings(loss, plan.example(loss))[0].warmup_epochs
+        self._search_config = plan.file.search
+        self._full_epochs = plan.epochs_per_trial(loss)
+        self._published_points = plan.published_points(loss)
+        stop = self._search_config.stop_early
+        # A trial whose backbone is still frozen must not be compared with one that trains it.
+        warmup = plan.resolve_settings(loss, plan.example_point(loss))[0].warmup_epochs
         if "warmup_epochs" in self._space.distributions:
-            warmup = max(int(v) for v in corners(self._space.distributions["warmup_epochs"]))
-        self._rungs = Rungs(
-            epochs=self._epochs if stop.enabled else 0,
+            warmup = max(
+                int(v) for v in range_endpoints(self._space.distributions["warmup_epochs"])
+            )
+        self._halving = SuccessiveHalving(
+            epochs=self._full_epochs if stop.enabled else 0,
             grace=max(stop.grace_epochs, warmup + 1),
             reduction=stop.reduction,
         )
-        self._outlook = Outlook(
-            epochs=self._epochs if stop.enabled else 0,
+        self._curve_predictor = CurvePredictor(
+            epochs=self._full_epochs if stop.enabled else 0,
             grace=max(stop.grace_epochs, warmup + 1),
-            rungs=self._rungs.milestones,
+            rungs=self._halving.milestones,
         )
         self._jobs: dict[str, Job] = {}
-        self._outcomes: dict[str, Outcome] = {}
-        self._states: Counter[str] = Counter()
+        self._outcomes: dict[str, TrialOutcome] = {}
+        self._state_counts: Counter[str] = Counter()
         self._epochs_done = 0
-        self._asked: dict[Origin, int] = dict.fromkeys(("published", "sobol", "bayes"), 0)
-        self._searched: list[Job] = []
-        self._open_points = 0
-        self._scored = 0  # points of the search that reached full length
-        self._order = Order(plan, loss)
-        self._best: Job | None = None
-        # Those that failed, too: like a point that failed they were this loss's budget, which is
-        # that of every other; the analyses count the seeds that have a score, and say what failed.
-        self._repeated: set[str] = set()
-        self._chooser = Chooser(plan, loss)
-        self._mirror = self._chooser.mirror
-        self._numbers = 0
-        for trial in record.trials(loss):
-            self._replay(trial)
+        self._started_counts: dict[TrialOrigin, int] = dict.fromkeys(SEARCH_ORIGINS, 0)
+        self._search_jobs: list[Job] = []
+        self._n_open_points = 0
+        self._n_finished_points = 0  # points of the search that reached full length
+        self._interleaver = PointInterleaver(plan, loss)
+        self._best_job: Job | None = None
+        # Failed repeats count as well, like failed points: every loss has the same budget. The
+        # analyses count the seeds that have a score and report the failures.
+        self._started_repeats: set[str] = set()
+        self.sampler = LossSampler(plan, loss)
+        self._next_number = 0
 
-    def sampler_record(self) -> dict[str, Any]:
-        """The sampler of this loss with every setting, its seed, and where trials are stopped."""
+    def describe_sampler(self) -> dict[str, Any]:
+        """Return the settings of the sampler, its seed and the epochs at which trials may stop."""
         return {
-            **self._chooser.record(),
-            "seed": self._search.seed,
-            "sobol": {"share": self._search.sobol_share, "scrambled": True},
-            "repeats": self._search.repeats,
-            "stopped_at": list(self._rungs.milestones),
-            "foretold_at": list(self._outlook.checks),
-            "reduction": self._search.stop_early.reduction,
+            **self.sampler.describe_settings(),
+            "seed": self._search_config.seed,
+            "sobol": {"share": self._search_config.sobol_share, "scrambled": True},
+            "repeats": self._search_config.repeats,
+            "stopped_at": list(self._halving.milestones),
+            "foretold_at": list(self._curve_predictor.prediction_epochs),
+            "reduction": self._search_config.stop_early.reduction,
         }
 
-    # What is next?
+    # Next jobs
 
-    def next_number(self) -> int:
-        """A number no trial of this loss has."""
-        self._numbers += 1
-        return self._numbers - 1
+    def take_trial_number(self) -> int:
+        """Reserve and return the next trial number of this loss."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def next_job(self) -> Job | None:
-        """The next job of the search; None when it must wait or is done."""
-        for i in range(len(self._plan.stages)):
-            if self._asked["published"] < len(self._published):
-                return self._job("published", self._published[self._asked["published"]])
-            sobol, chosen = self._asked["sobol"], self._asked["bayes"]
-            part = self._order.next_part(i, Counts(sobol, chosen), ended=self._scored)
-            if part == "sobol":
-                seed = self._search.seed
-                return self._job("sobol", sobol_point(self._space, sobol, seed=seed))
-            if part == "bayes":
-                return self._job("bayes", self._chooser.choose(chosen))
-            # Seed noise is needed by the analyses, not by the search: its repeats come last, and
-            # keep the slots busy while the stage's last points end.
-            repeat = self._next_repeat(self._repeated_points())
+        """Return the next job of the search; None if it must wait or is complete."""
+        for stage in range(len(self._plan.stages)):
+            n_published = self._started_counts["published"]
+            if n_published < len(self._published_points):
+                return self._make_job("published", self._published_points[n_published])
+            n_sobol, n_sampled = self._started_counts["sobol"], self._started_counts["bayes"]
+            source = self._interleaver.next_source(
+                stage, PointCounts(n_sobol, n_sampled), n_ended=self._n_finished_points
+            )
+            if source == "sobol":
+                seed = self._search_config.seed
+                return self._make_job("sobol", sobol_point(self._space, n_sobol, seed=seed))
+            if source == "bayes":
+                return self._make_job("bayes", self.sampler.sample_point(n_sampled))
+            # The analyses need repeated seeds, the search does not: repeats come last and keep the
+            # slots busy while the last points of the stage are running.
+            repeat = self._next_repeat(self._points_to_repeat())
             if repeat is not None:
                 return repeat
-            # The incumbent is known only when this stage has ended, as it has if a later one began.
-            if self._open_points and len(self._searched) <= self._points_up_to(i):
+            # The incumbent of a stage is final when the stage has ended, which is certain once a
+            # later stage has begun.
+            if self._n_open_points and len(self._search_jobs) <= self._points_up_to(stage):
                 return None
-            repeat = self._next_repeat(self._incumbent_of_stage(i))
+            repeat = self._next_repeat(self._incumbent_of_stage(stage))
             if repeat is not None:
                 return repeat
         return None
@@ -123,213 +124,240 @@ class LossSearch:
         if len(self._outcomes) < len(self._jobs):
             return False
         last = len(self._plan.stages) - 1
-        asked = (
-            self._asked["published"] >= len(self._published)
-            and self._asked["sobol"] >= self._plan.sobol(self.loss, last)
-            and self._asked["bayes"] >= self._plan.chosen(self.loss, last)
+        all_started = (
+            self._started_counts["published"] >= len(self._published_points)
+            and self._started_counts["sobol"] >= self._plan.n_sobol_points(self.loss, last)
+            and self._started_counts["bayes"] >= self._plan.n_sampler_points(self.loss, last)
         )
-        return asked and self._open_repeats() == 0
+        return all_started and self._count_open_repeats() == 0
 
-    def planned(self) -> int:
-        """Jobs of the search, repeats included, as far as is known now."""
-        points = self._plan.points(self.loss)
-        if len(self._searched) >= points and not self._open_points:
-            return points + len(self._repeated) + self._open_repeats()
-        return max(self._plan.trials(self.loss), points + len(self._repeated))
+    def count_planned_jobs(self) -> int:
+        """Return the number of jobs of the search, repeats included, as far as known now."""
+        n_points = self._plan.n_points
+        if len(self._search_jobs) >= n_points and not self._n_open_points:
+            return n_points + len(self._started_repeats) + self._count_open_repeats()
+        return max(self._plan.max_trials(self.loss), n_points + len(self._started_repeats))
 
-    def share_asked(self) -> float:
-        """How much of the plan was handed out: the loss with the least is served first."""
-        return (len(self._searched) + len(self._repeated)) / max(self.planned(), 1)
+    def fraction_started(self) -> float:
+        """Return the fraction of planned jobs that were started; the lowest loss comes first."""
+        n_started = len(self._search_jobs) + len(self._started_repeats)
+        return n_started / max(self.count_planned_jobs(), 1)
 
-    def sampler_notes(self, job: Job) -> dict[str, Any]:
-        """What the sampler wrote on its own point, for the record."""
-        return self._mirror.notes() if job.origin == "bayes" else {}
+    def get_sampler_attrs(self, job: Job) -> dict[str, Any]:
+        """Return the attributes that the sampler stored with its point, for the journal."""
+        return self.sampler.get_system_attrs() if job.origin == "bayes" else {}
 
-    # What happened?
+    # Events
 
-    def started(self, job: Job, notes: Mapping[str, Any] | None = None) -> None:
-        """A job was written down and handed out; `notes` are the recorded ones of its sampler."""
+    def start_job(self, job: Job, sampler_attrs: Mapping[str, Any] | None = None) -> None:
+        """Register a started job.
+
+        Args:
+            job: The job, already written to the journal.
+            sampler_attrs: Recorded attributes of the sampler, when the journal is replayed.
+        """
         self._jobs[job.trial] = job
-        self._numbers = max(self._numbers, job.number + 1)
-        if is_search(job):
-            self._asked[job.origin] += 1
-            self._searched.append(job)
-            self._open_points += 1
-            self._mirror.add(job, notes)
+        self._next_number = max(self._next_number, job.number + 1)
+        if is_search_job(job):
+            self._started_counts[job.origin] += 1
+            self._search_jobs.append(job)
+            self._n_open_points += 1
+            self.sampler.add_trial(job, sampler_attrs)
         elif job.origin == "repeat":
-            self._repeated.add(job.identity)
+            self._started_repeats.add(job.identity_key)
 
-    def report(self, job: Job, epoch: int, score: float) -> bool:
-        """A score after an epoch; True when the trial should stop early."""
+    def report_score(self, job: Job, epoch: int, score: float) -> bool:
+        """Record a score after an epoch and return whether the trial should stop early."""
         if job.split != "test":
-            self._outlook.report(job.trial, epoch, score)
-        if not is_search(job) or epoch >= self._epochs:
+            self._curve_predictor.report_score(job.trial, epoch, score)
+        if not is_search_job(job) or epoch >= self._full_epochs:
             return False
-        low = self._rungs.report(job.trial, epoch, score)
-        # Only the sampler's own points may be stopped: the space-filling part and every repeat,
-        # sweep and confirmation must reach full length for the analyses to be unbiased.
-        return job.origin == "bayes" and self._is_to_stop(job, epoch, low=low)
+        is_low = self._halving.report_score(job.trial, epoch, score)
+        # Only sampled points may be stopped: Sobol points, repeats, sweeps and confirmations must
+        # reach full length for the analyses to be unbiased.
+        return job.origin == "bayes" and self._should_stop(job, epoch, is_low=is_low)
 
-    def is_low(self, job: Job, epoch: int) -> bool:
-        """Whether a score that was recorded before should have stopped the trial."""
-        low = self._rungs.is_low(job.trial, epoch)
-        return job.origin == "bayes" and self._is_to_stop(job, epoch, low=low)
+    def should_stop_at(self, job: Job, epoch: int) -> bool:
+        """Whether a score that was recorded earlier should have stopped the trial."""
+        is_low = self._halving.should_stop_at(job.trial, epoch)
+        return job.origin == "bayes" and self._should_stop(job, epoch, is_low=is_low)
 
-    def ended(self, job: Job, outcome: Outcome) -> None:
-        """A job ended."""
-        self._take(job, outcome, self.value_for_sampler(job, outcome))
+    def end_job(self, job: Job, outcome: TrialOutcome) -> None:
+        """Register the outcome of a job."""
+        self._record_outcome(job, outcome, self.value_for_sampler(job, outcome))
 
-    def value_for_sampler(self, job: Job, outcome: Outcome) -> float | None:
-        """What a sampler that ignores stopped trials is told of one; None: nothing special."""
-        corrects = self._chooser.needs_full_values
-        if not corrects or outcome.state != "stopped" or not is_search(job):
+    def replay_trial(self, trial: FrozenTrial, job: Job, outcome: TrialOutcome | None) -> None:
+        """Register a trial of the journal, as if it had started and ended in this process.
+
+        Args:
+            trial: The recorded trial, with its learning curve.
+            job: Its job.
+            outcome: Its outcome; None if it is open.
+        """
+        curve = trial.intermediate_values
+        self.start_job(job, trial.system_attrs)
+        if job.split != "test":
+            self._curve_predictor.replay_curve(job.trial, curve)
+        if is_search_job(job):
+            self._halving.replay_curve(
+                job.trial, {e: s for e, s in curve.items() if e < self._full_epochs}
+            )
+        if outcome is not None:
+            # A crash may have left a sampler value of a stop that did not happen, and an extended
+            # study may have another sampler.
+            uses_value = outcome.state == "stopped" and self.sampler.needs_full_values
+            self._record_outcome(
+                job, outcome, trial.user_attrs.get(SAMPLER_VALUE_ATTR) if uses_value else None
+            )
+
+    def value_for_sampler(self, job: Job, outcome: TrialOutcome) -> float | None:
+        """Return the full-length score to report for a stopped trial; None for its own score."""
+        needs_value = self.sampler.needs_full_values
+        if not needs_value or outcome.state != "stopped" or not is_search_job(job):
             return None
-        return self._outlook.value(job.trial, outcome)
+        return self._curve_predictor.predict_final_score(job.trial, outcome)
 
-    def ended_jobs(self) -> list[Job]:
-        """Every job of this loss that has ended."""
+    def list_ended_jobs(self) -> list[Job]:
+        """Return every job of this loss that has ended."""
         return [self._jobs[trial] for trial in self._outcomes]
 
-    def incumbent(self) -> Job | None:
-        """The best finished trial of the search."""
-        return self._best
+    def get_incumbent(self) -> Job | None:
+        """Return the job of the best finished trial of the search; None if there is none."""
+        return self._best_job
 
-    def best(self, count: int) -> list[str]:
-        """Keys of the best finished trials of the search, best first."""
-        done = [
+    def best_trials(self, count: int) -> list[str]:
+        """Return the keys of the best finished trials of the search, best first."""
+        ranking = [
             (-outcome.score, self._jobs[trial].number, trial)
             for trial, outcome in self._outcomes.items()
-            if outcome.state == "finished" and is_search(self._jobs[trial])
+            if outcome.state == "finished" and is_search_job(self._jobs[trial])
         ]
-        return [trial for _, _, trial in sorted(done)[:count]]
+        return [trial for _, _, trial in sorted(ranking)[:count]]
 
-    def progress(
+    def get_progress(
         self,
         *,
         running: Sequence[Job],
         waiting: Sequence[Job],
         searching: bool,
         epochs_running: int,
-    ) -> Progress:
-        """How far this loss is."""
-        ended, best = len(self._outcomes), self._best
-        planned = max(self.planned() if searching else 0, len(self._jobs)) + len(
+    ) -> LossProgress:
+        """Return the progress of this loss.
+
+        Args:
+            running: Its running jobs.
+            waiting: Its jobs that wait to be started.
+            searching: Whether the rest of the search counts as planned.
+            epochs_running: Epochs completed by running trials.
+        """
+        ended, best = len(self._outcomes), self._best_job
+        planned = max(self.count_planned_jobs() if searching else 0, len(self._jobs)) + len(
             [j for j in waiting if j.trial not in self._jobs]
         )
         done = self._epochs_done + epochs_running
-        open_epochs = (planned - ended) * self._epochs - epochs_running
-        return Progress(
+        open_epochs = (planned - ended) * self._full_epochs - epochs_running
+        return LossProgress(
             loss=self.loss,
             planned=planned,
             ended=ended,
             running=len(running),
-            stopped=self._states["stopped"],
-            diverged=self._states["diverged"],
-            failed=self._states["failed"],
+            stopped=self._state_counts["stopped"],
+            diverged=self._state_counts["diverged"],
+            failed=self._state_counts["failed"],
             best=self._outcomes[best.trial].score if best else math.nan,
             best_trial=best.trial if best else "",
             epochs_done=done,
             epochs_planned=done + max(open_epochs, 0),
         )
 
-    # Inside
+    # Internals
 
-    def _job(self, origin: Origin, values: Mapping[str, Value], seed: int | None = None) -> Job:
-        number = self._numbers
+    def _make_job(
+        self, origin: TrialOrigin, params: Mapping[str, ParamValue], seed: int | None = None
+    ) -> Job:
+        number = self._next_number
         if seed is None:
-            # By its place among its like: which part comes next may depend on the clock.
-            place = self._asked[origin]
-            seed = derive(self._search.seed, "trial", self.loss, origin, place) % 2**31
+            # Derived from the index within the origin: which origin is next may depend on timing.
+            index = self._started_counts[origin]
+            seed = derive_seed(self._search_config.seed, "trial", self.loss, origin, index) % 2**31
         return Job(
             trial=trial_key(self.loss, number),
             loss=self.loss,
             number=number,
             origin=origin,
-            values=dict(values),
+            params=dict(params),
             seed=seed,
         )
 
-    def _is_to_stop(self, job: Job, epoch: int, *, low: bool) -> bool:
-        """By the trial's rank at a rung, until enough learning curves tell what it will reach."""
-        best = self._outcomes[self._best.trial].score if self._best else -math.inf
-        hopeless = self._outlook.is_hopeless(job.trial, epoch, best)
-        return low if hopeless is None else hopeless
+    def _should_stop(self, job: Job, epoch: int, *, is_low: bool) -> bool:
+        """Decide by the predicted final score, or by the rank at a rung if unpredictable."""
+        best = self._outcomes[self._best_job.trial].score if self._best_job else -math.inf
+        cannot_win = self._curve_predictor.cannot_reach(job.trial, epoch, best)
+        return is_low if cannot_win is None else cannot_win
 
-    def _repeated_points(self) -> list[Job]:
-        """Points whose seeds are repeated before the sampler starts: published, some Sobol."""
-        count = self._plan.repeated_sobol(self.loss)
-        published = [j for j in self._searched if j.origin == "published"][:1]
-        return published + [j for j in self._searched if j.origin == "sobol"][:count]
+    def _points_to_repeat(self) -> list[Job]:
+        """Return the points that are repeated besides the incumbent: published, some Sobol."""
+        count = self._plan.n_repeated_sobol_points(self.loss)
+        published = [j for j in self._search_jobs if j.origin == "published"][:1]
+        return published + [j for j in self._search_jobs if j.origin == "sobol"][:count]
 
     def _points_up_to(self, stage: int) -> int:
         return sum(s.points for s in self._plan.stages[: stage + 1])
 
     def _incumbent_of_stage(self, stage: int) -> list[Job]:
-        """The best finished point of the search up to the end of a stage."""
+        """Return the best finished point of the search up to the end of a stage."""
         if stage == len(self._plan.stages) - 1:
-            return [self._best] if self._best else []
+            return [self._best_job] if self._best_job else []
         finished = [
             job
-            for job in self._searched[: self._points_up_to(stage)]
+            for job in self._search_jobs[: self._points_up_to(stage)]
             if job.trial in self._outcomes and self._outcomes[job.trial].state == "finished"
         ]
         best = max(finished, key=lambda j: self._outcomes[j.trial].score, default=None)
         return [best] if best else []
 
-    def _open_repeats(self) -> int:
-        """Repeats that are known to be wanted and were not asked yet."""
-        points = self._repeated_points()
+    def _count_open_repeats(self) -> int:
+        """Return the number of planned repeats, as far as known, that were not started."""
+        points = self._points_to_repeat()
         for stage in range(len(self._plan.stages)):
             points += self._incumbent_of_stage(stage)
-        wanted = {j.identity for point in points for j in self._repeats_of(point)}
-        return len(wanted - self._repeated)
+        planned = {j.identity_key for point in points for j in self._make_repeats(point)}
+        return len(planned - self._started_repeats)
 
-    def _repeats_of(self, job: Job) -> list[Job]:
-        """The same point with other seeds (far apart: neighbouring seeds are used by replicas)."""
-        seeds = [derive(job.seed, "repeat", k) % 2**31 for k in range(1, self._search.repeats)]
-        return [self._job("repeat", job.values, seed) for seed in seeds]
+    def _make_repeats(self, job: Job) -> list[Job]:
+        """Return jobs at the same point with hashed seeds; replicas use the seeds next to it."""
+        seeds = [
+            derive_seed(job.seed, "repeat", k) % 2**31
+            for k in range(1, self._search_config.repeats)
+        ]
+        return [self._make_job("repeat", job.params, seed) for seed in seeds]
 
     def _next_repeat(self, jobs: Sequence[Job]) -> Job | None:
         for job in jobs:
-            for repeat in self._repeats_of(job):
-                if repeat.identity not in self._repeated:
+            for repeat in self._make_repeats(job):
+                if repeat.identity_key not in self._started_repeats:
                     return repeat
         return None
 
-    def _take(self, job: Job, outcome: Outcome, told: float | None) -> None:
-        """An outcome enters the books, from a running study or from the record."""
+    def _record_outcome(self, job: Job, outcome: TrialOutcome, full_value: float | None) -> None:
+        """Register an outcome of this process or of the journal."""
         self._outcomes[job.trial] = outcome
-        self._states[outcome.state] += 1
+        self._state_counts[outcome.state] += 1
         self._epochs_done += outcome.epochs
-        self._outlook.ended(job.trial, outcome)
-        if not is_search(job):
+        self._curve_predictor.end_trial(job.trial, outcome)
+        if not is_search_job(job):
             return
-        self._open_points -= 1
-        self._scored += outcome.state == "finished"
-        self._mirror.tell(job.trial, outcome, told)
+        self._n_open_points -= 1
+        self._n_finished_points += outcome.state == "finished"
+        self.sampler.tell_outcome(job.trial, outcome, full_value)
         if outcome.state == "finished" and job.origin != "bayes":
-            self._rungs.witness(job.trial, outcome.score)
-        if outcome.state == "finished" and self._is_better(job, outcome.score):
-            self._best = job
+            self._halving.add_final_score(job.trial, outcome.score)
+        if outcome.state == "finished" and self._beats_incumbent(job, outcome.score):
+            self._best_job = job
 
-    def _is_better(self, job: Job, score: float) -> bool:
-        """Of equals the one that was asked first is the best, in whatever order they end."""
-        if self._best is None:
+    def _beats_incumbent(self, job: Job, score: float) -> bool:
+        """Whether a score beats the incumbent; of equal scores the lower trial number wins."""
+        if self._best_job is None:
             return True
-        best = self._outcomes[self._best.trial].score
-        return (score, -job.number) > (best, -self._best.number)
-
-    def _replay(self, trial: FrozenTrial) -> None:
-        """Take a recorded trial into account, as if it had been asked and ended here."""
-        job, outcome = job_of(trial), outcome_of(trial)
-        curve = trial.intermediate_values
-        self.started(job, trial.system_attrs)
-        if job.split != "test":
-            self._outlook.replay(job.trial, curve)
-        if is_search(job):
-            self._rungs.replay(job.trial, {e: s for e, s in curve.items() if e < self._epochs})
-        if outcome is not None:
-            # A stop that was being written when the power went may not have come about, and an
-            # extended study may have another sampler.
-            corrects = outcome.state == "stopped" and self._chooser.needs_full_values
-            self._take(job, outcome, trial.user_attrs.get(TOLD) if corrects else None)
+        best = self._outcomes[self._best_job.trial].score
+        return (score, -job.number) > (best, -self._best_job.number)

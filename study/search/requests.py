@@ -1,7 +1,7 @@
-"""Trainings that are asked for by name: sweeps and confirmations.
+"""Requested jobs: sweeps, confirmations and points that analyses suggest.
 
-Pure functions from a plan and its best points to jobs; the ledger gives them their keys and runs
-each once, however often it is asked for.
+These are pure functions from a plan and its best points to jobs. The scheduler assigns their trial
+keys and runs each job once, even if it is requested again.
 """
 
 from __future__ import annotations
@@ -12,97 +12,110 @@ from typing import Any
 import pandas as pd
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from search_spaces.scale import from_unit, to_unit
-from search_spaces.space import Value
-from study.errors import StudyError, nearest
-from study.jobs import Job
-from study.plan import Plan
-from study.table import KNOB
-from trainables.seeding import derive
+from search_spaces.space import ParamValue
+from search_spaces.unit_scale import from_unit, to_unit
+from study.config.plan import Plan
+from study.errors import StudyError, suggest_nearest_name
+from study.trials.job import Job
+from study.trials.table import PARAM_PREFIX
+from trainables.utils.seeding import derive_seed
 
-Points = Mapping[str, Mapping[str, Value]]
-UNNUMBERED = -1
-SAME = 1e-6
-"""Of a knob's range: values closer than this are one."""
+PointsByLoss = Mapping[str, Mapping[str, ParamValue]]
+UNNUMBERED_JOB = -1
+SAME_VALUE_TOLERANCE = 1e-6
+"""Values closer than this fraction of a hyperparameter's range are the same value."""
 
 
-def sweep_jobs(
+def make_sweep_jobs(
     plan: Plan,
-    incumbents: Points,
+    incumbents: PointsByLoss,
     *,
-    knobs: Sequence[str],
+    params: Sequence[str],
     losses: Sequence[str],
     values: int,
     seeds: int,
 ) -> list[Job]:
-    """One knob at a time, around the published point and around the incumbent.
+    """Return jobs that vary one hyperparameter at a time around the anchor points of each loss.
+
+    The anchors are the published point and the incumbent.
 
     Args:
-        plan: The study.
-        incumbents: The best point of each loss that has one.
-        knobs: Which knobs vary.
-        losses: Which losses; one that has no such knob is passed over.
-        values: Values per knob, evenly spread over its range on its own scale; the anchor's own
-            value is always one of them.
-        seeds: Seeds per value.
+        plan: Plan of the study.
+        incumbents: Best point of each loss that has one.
+        params: Hyperparameters to vary.
+        losses: Losses to sweep; a loss that does not search a hyperparameter is skipped.
+        values: Number of values per hyperparameter, evenly spaced over its range on its own scale;
+            the value of the anchor is always added.
+        seeds: Number of seeds per value.
 
     Raises:
-        StudyError: No loss has the knob, or there is no anchor.
+        StudyError: If no loss searches a hyperparameter, or a loss has no anchor.
     """
-    known = {k for loss in losses for k in plan.spaces[loss].searched}
-    for knob in knobs:
-        if knob not in known:
-            raise StudyError(f"no loss of the study searches {knob!r}; {nearest(knob, known)}")
+    searched = {k for loss in losses for k in plan.spaces[loss].searched_params}
+    for param in params:
+        if param not in searched:
+            raise StudyError(
+                f"no loss of the study searches {param!r}; {suggest_nearest_name(param, searched)}"
+            )
     jobs = []
     for loss in losses:
-        anchors = _anchors(plan, incumbents, loss)
+        anchors = _anchor_points(plan, incumbents, loss)
         if not anchors:
-            raise StudyError(f"{loss} has neither a published point nor a finished trial")
+            raise StudyError(
+                f"{loss} has neither a published point nor a finished trial to sweep around"
+            )
         for anchor, point in anchors.items():
-            for knob in knobs:
-                if knob in plan.spaces[loss].searched:
-                    for value in sweep_values(plan, loss, knob, point[knob], values):
-                        moved = {**point, knob: value}
+            for param in params:
+                if param in plan.spaces[loss].searched_params:
+                    for value in sweep_values(plan, loss, param, point[param], values):
+                        moved = {**point, param: value}
                         jobs += [
-                            _job(plan, loss, moved, "sweep", seed, anchor=anchor, swept=knob)
+                            _make_request_job(
+                                plan, loss, moved, "sweep", seed, anchor=anchor, swept=param
+                            )
                             for seed in range(seeds)
                         ]
     return jobs
 
 
-def sweep_values(plan: Plan, loss: str, knob: str, own: Value, count: int) -> list[Value]:
-    """`count` values over the knob's range, ends included, and the anchor's own."""
-    distribution = plan.spaces[loss].distributions[knob]
+def sweep_values(
+    plan: Plan, loss: str, param: str, anchor_value: ParamValue, count: int
+) -> list[ParamValue]:
+    """Return `count` values over a hyperparameter's range, ends included, and the anchor's."""
+    distribution = plan.spaces[loss].distributions[param]
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)  # type: ignore[arg-type]
-    spread = [from_unit(distribution, i / (count - 1)) for i in range(count)]
-    # A step may fall on the anchor's value but for the last digit: it would be trained twice.
-    away = abs(to_unit(distribution, spread) - to_unit(distribution, [own])) > SAME
-    return sorted({own, *(value for value, far in zip(spread, away, strict=True) if far)})
+    grid = [from_unit(distribution, i / (count - 1)) for i in range(count)]
+    # A grid value may equal the anchor's except for rounding: it would be trained twice.
+    distances = abs(to_unit(distribution, grid) - to_unit(distribution, [anchor_value]))
+    others = [v for v, d in zip(grid, distances, strict=True) if d > SAME_VALUE_TOLERANCE]
+    return sorted({anchor_value, *others})
 
 
-def confirm_jobs(plan: Plan, incumbents: Points) -> list[Job]:
-    """The best point of each loss and its published one, on the test classes, with fresh seeds.
+def make_confirm_jobs(plan: Plan, incumbents: PointsByLoss) -> list[Job]:
+    """Return jobs on the test classes with fresh seeds, at the anchor points of each loss.
 
-    Every point gets the same seeds, so that differences can be tested in pairs. None of them was
-    used in the search: the winning trial is not in its own interval.
+    All points share the same seeds, so that differences can be tested in pairs. The search used
+    none of these seeds, so that the best trial's score is not part of its own interval.
     """
     jobs = []
     for loss in plan.losses:
-        for anchor, point in _anchors(plan, incumbents, loss).items():
+        for anchor, point in _anchor_points(plan, incumbents, loss).items():
             jobs += [
-                _job(plan, loss, point, "confirm", seed, anchor=anchor)
+                _make_request_job(plan, loss, point, "confirm", seed, anchor=anchor)
                 for seed in range(plan.file.protocol.confirm_seeds)
             ]
     return jobs
 
 
 def confirm_seed(plan: Plan, index: int) -> int:
-    """The seed of a confirmation; the first one's network is kept."""
-    return derive(plan.file.search.seed, "confirm", index) % 2**31
+    """Return the seed of confirmation `index`; the network of index 0 is kept."""
+    return derive_seed(plan.file.search.seed, "confirm", index) % 2**31
 
 
-def _anchors(plan: Plan, incumbents: Points, loss: str) -> dict[str, dict[str, Value]]:
+def _anchor_points(
+    plan: Plan, incumbents: PointsByLoss, loss: str
+) -> dict[str, dict[str, ParamValue]]:
     anchors = {}
     if plan.spaces[loss].published:
         anchors["published"] = dict(plan.spaces[loss].published[0].values)
@@ -111,10 +124,10 @@ def _anchors(plan: Plan, incumbents: Points, loss: str) -> dict[str, dict[str, V
     return anchors
 
 
-def _job(
+def _make_request_job(
     plan: Plan,
     loss: str,
-    values: Mapping[str, Value],
+    params: Mapping[str, ParamValue],
     origin: str,
     index: int,
     *,
@@ -124,10 +137,10 @@ def _job(
     return Job(
         trial="",
         loss=loss,
-        number=UNNUMBERED,
+        number=UNNUMBERED_JOB,
         origin=origin,  # type: ignore[arg-type]
-        values=dict(values),
-        seed=derive(plan.file.search.seed, origin, index) % 2**31,
+        params=dict(params),
+        seed=derive_seed(plan.file.search.seed, origin, index) % 2**31,
         split="test" if origin == "confirm" else "validation",
         anchor=anchor,
         swept=swept,
@@ -135,31 +148,34 @@ def _job(
 
 
 def jobs_from_points(plan: Plan, points: pd.DataFrame, *, reason: str) -> list[Job]:
-    """Points that an analysis asks for, as jobs.
+    """Return the points that an analysis suggests as jobs.
+
+    They do not change the counts of the search: a suggested point is neither a Sobol point nor a
+    sampled one.
 
     Args:
-        plan: The study.
-        points: Columns `loss`, `origin`, `anchor`, `swept`, `seed` and one `knob.NAME` per knob.
-        reason: Anchor of points that have none (`refine`, `claim`), so that they can be told apart.
-
-    The search's own counts stay as they are: a point that an analysis wants is no Sobol point and
-    none of the sampler's, whatever it would narrow.
+        plan: Plan of the study.
+        points: Columns `loss`, `origin`, `anchor`, `swept`, `seed` and one `knob.NAME` per
+            hyperparameter.
+        reason: Anchor of points without one (`refine`, `claim`), to distinguish them.
     """
     jobs = []
     for row in points.to_dict("records"):
         loss = str(row["loss"])
         distributions = plan.spaces[loss].distributions
-        values = {k: plain_value(d, row[KNOB + k]) for k, d in distributions.items()}
+        params = {k: to_param_value(d, row[PARAM_PREFIX + k]) for k, d in distributions.items()}
         origin = "confirm" if row["origin"] == "confirm" else "sweep"
         anchor = str(row["anchor"] or reason)
         index = int(row["seed"])
         swept = str(row["swept"] or "")
-        jobs.append(_job(plan, loss, values, origin, index, anchor=anchor, swept=swept))
+        jobs.append(
+            _make_request_job(plan, loss, params, origin, index, anchor=anchor, swept=swept)
+        )
     return jobs
 
 
-def plain_value(distribution: BaseDistribution, value: Any) -> Value:
-    """A table's cell as the plain value that its distribution draws."""
+def to_param_value(distribution: BaseDistribution, value: Any) -> ParamValue:
+    """Convert a table cell to the plain value that its distribution draws."""
     if isinstance(distribution, CategoricalDistribution):
         return next(c for c in distribution.choices if c == value)  # type: ignore[return-value]
     return int(value) if isinstance(distribution, IntDistribution) else float(value)

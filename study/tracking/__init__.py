@@ -1,7 +1,7 @@
-"""MLflow as the study's home: writing it and reading it back."""
+"""MLflow tracking: writing a study to a tracking store and reading it back."""
 
 import os
 
-# MLflow reports its use to its makers unless told not to, before it is first imported. What a study
-# does is its owner's business; whoever wants to report sets the variable to "false".
+# MLflow sends usage statistics unless this is set before its first import. What a study does is
+# private to its owner; set the variable to "false" to send them.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -1,7 +1,7 @@
-"""How do a study's records become MLflow runs, each exactly once?
+"""MLflow experiment of a study: creates each run and logs each epoch exactly once.
 
-The store is asked once which runs of the study it holds; from then on a record whose run or epoch
-is already there changes nothing. So records may be replayed after any crash.
+The runs that the store already holds are queried once. A record whose run or epoch exists changes
+nothing, so records may be applied again after any crash.
 """
 
 from __future__ import annotations
@@ -19,69 +19,69 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from study.errors import StudyError
 from study.tracking import records as names
-from study.tracking.address import with_driver
-from study.tracking.fetch import RunRow, fetch_runs
-from study.tracking.probe import refuse_foreign
+from study.tracking.health import require_own_experiment
+from study.tracking.queries import RunRow, fetch_runs
+from study.utils.tracking_uri import with_driver
 
-BATCH_METRICS = 800
-BATCH_OTHERS = 100
-TAG_LENGTH = 8000
-PARAM_LENGTH = 6000
-KIND_OF_EXPERIMENT = "mlflow.experimentKind"
+MAX_METRICS_PER_BATCH = 800
+MAX_PARAMS_OR_TAGS_PER_BATCH = 100
+MAX_TAG_LENGTH = 8000
+MAX_PARAM_LENGTH = 6000
+EXPERIMENT_KIND_TAG = "mlflow.experimentKind"
 
-PERMANENT = {
+PERMANENT_ERROR_CODES = {
     "INVALID_PARAMETER_VALUE",
     "RESOURCE_DOES_NOT_EXIST",
     "RESOURCE_ALREADY_EXISTS",
     "MALFORMED_REQUEST",
 }
-"""Answers that stay the same however often the question is repeated."""
+"""Error codes for which repeating the request is useless."""
 
-Key = tuple[str, ...]
-Epoch = tuple[int, float, Mapping[str, float]]
-"""Number, time in seconds, metrics."""
+RunKey = tuple[str, ...]
+EpochMetrics = tuple[int, float, Mapping[str, float]]
+"""Number of the epoch, time in seconds, metrics."""
 
 
-class RefusedError(Exception):
-    """The store will never take this record; the message says why."""
+class RecordRefusedError(Exception):
+    """The store will never accept this record; the message is the reason."""
 
 
 @dataclass
-class KnownRun:
-    """A run of the store, with what replaying needs to know of it."""
+class RunState:
+    """A run of the store, with the state that is needed to apply records to it."""
 
     run_id: str
-    epoch: int = -1
+    last_epoch: int = -1
     state: str = ""
     status: str = "RUNNING"
-    described: bool = False
-    best: dict[str, tuple[float, int]] = field(default_factory=dict)
+    has_params: bool = False
+    best_scores: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
-class Home:
+class MlflowExperiment:
     """A study's experiment in an MLflow tracking store.
 
-    A trial's run that somebody deleted in MLflow stays deleted, whatever is told of it later. The
-    runs that others hang on (study, losses, groups) come back when more is told of them.
+    A trial's run that a user deleted in MLflow stays deleted, even if further records arrive.
+    Parent runs (study, losses, groups) are restored when further records arrive.
 
     Args:
-        uri: Tracking URI (sqlite, PostgreSQL or a server).
-        experiment: Name of the study's experiment; it holds this study alone.
-        study_id: The study's own; an experiment with another is not touched.
-        artifact_root: Where a new experiment of a database store keeps artifacts; None leaves it
-            to the server.
+        uri: Tracking URI (SQLite, PostgreSQL or a server).
+        experiment: Name of the study's experiment, which holds only this study.
+        artifact_root: Artifact folder of a new experiment in a database store; None lets the server
+            choose.
+        study_id: Random id of the study; an experiment with another id is left alone.
     """
 
     def __init__(
         self, uri: str, *, experiment: str, artifact_root: Path | None, study_id: str = ""
     ) -> None:
         self._client = MlflowClient(tracking_uri=with_driver(uri))
-        self._experiment, self._study_id = experiment, study_id
+        self._experiment_name, self._study_id = experiment, study_id
         self._artifact_root = artifact_root
         self._experiment_id = ""
-        self._runs: dict[Key, KnownRun] = {}
-        self._deleted: dict[Key, KnownRun] = {}
-        self._unsure: set[Key] = set()
+        self._runs: dict[RunKey, RunState] = {}
+        self._deleted_runs: dict[RunKey, RunState] = {}
+        self._uncertain_keys: set[RunKey] = set()
 
     @property
     def client(self) -> MlflowClient:
@@ -89,99 +89,113 @@ class Home:
         return self._client
 
     def connect(self) -> None:
-        """Find or make the experiment and learn which runs it holds; does nothing when known."""
+        """Find or create the experiment and index its runs; later calls do nothing."""
         if self._experiment_id:
             return
-        found = self._client.get_experiment_by_name(self._experiment)
+        found = self._client.get_experiment_by_name(self._experiment_name)
         if found is None:
             root = self._artifact_root.absolute().as_uri() if self._artifact_root else None
             experiment_id = self._client.create_experiment(
-                self._experiment, artifact_location=root, tags=self._mark()
+                self._experiment_name, artifact_location=root, tags=self._study_id_tags()
             )
         else:
-            refuse_foreign(
+            require_own_experiment(
                 found.lifecycle_stage,
                 found.tags,
-                experiment=self._experiment,
+                experiment=self._experiment_name,
                 study_id=self._study_id,
             )
             experiment_id = found.experiment_id
-        self._learn(experiment_id)
+        self._index_runs(experiment_id)
         for row in fetch_runs(self._client, experiment_id, {}, deleted=True):
-            if (key := key_of(row.tags)) is not None and key not in self._runs:
-                self._deleted[key] = _known(row)
+            if (key := run_key(row.tags)) is not None and key not in self._runs:
+                self._deleted_runs[key] = _run_state_from_row(row)
         self._experiment_id = experiment_id
 
-    def claim(self, study: str) -> None:
-        """Mark the experiment as this study's; refuse one that holds another study."""
-        held = self._client.get_experiment(self._experiment_id).tags.get(names.STUDY, study)
-        if held != study:
+    def claim_for_study(self, study: str) -> None:
+        """Tag the experiment with this study's name and id.
+
+        Raises:
+            StudyError: The experiment holds another study.
+        """
+        owner = self._client.get_experiment(self._experiment_id).tags.get(names.STUDY_TAG, study)
+        if owner != study:
             raise StudyError(
-                f"The MLflow experiment {self._experiment!r} holds the study {held!r}, not "
-                f"{study!r}: give this study another experiment name."
+                f"the MLflow experiment {self._experiment_name!r} holds the study {owner!r}, not "
+                f"{study!r}; choose another experiment name"
             )
         # The id before the name: a study with a name and no id is one of an earlier version.
-        marks = {**self._mark(), names.STUDY: study, KIND_OF_EXPERIMENT: "custom_model_development"}
-        for key, value in marks.items():
+        tags = {
+            **self._study_id_tags(),
+            names.STUDY_TAG: study,
+            EXPERIMENT_KIND_TAG: "custom_model_development",
+        }
+        for key, value in tags.items():
             self._client.set_experiment_tag(self._experiment_id, key, value)
 
-    def _mark(self) -> dict[str, str]:
-        return {names.STUDY_ID: self._study_id} if self._study_id else {}
+    def _study_id_tags(self) -> dict[str, str]:
+        return {names.STUDY_ID_TAG: self._study_id} if self._study_id else {}
 
-    def known(self, key: Key) -> KnownRun:
-        """The run of this key; RefusedError when there is none."""
+    def require_run(self, key: RunKey) -> RunState:
+        """Return the run with this key.
+
+        Raises:
+            RecordRefusedError: There is none.
+        """
         try:
             return self._runs[key]
         except KeyError:
-            raise RefusedError(f"no run of {' '.join(key)} in the store (deleted there?)") from None
+            raise RecordRefusedError(
+                f"the store has no run of {' '.join(key)}; it may have been deleted"
+            ) from None
 
-    def is_deleted(self, key: Key) -> bool:
-        """Whether somebody deleted the run."""
-        return key in self._deleted
+    def is_deleted(self, key: RunKey) -> bool:
+        """Whether a user deleted the run."""
+        return key in self._deleted_runs
 
-    def has(self, key: Key) -> bool:
-        """Whether the run is there already."""
+    def has_run(self, key: RunKey) -> bool:
+        """Whether the run exists."""
         return key in self._runs
 
-    def branches(self) -> list[Key]:
-        """Keys of the runs that only hold others: groups, losses, then the study."""
+    def parent_run_keys(self) -> list[RunKey]:
+        """Return the keys of the parent runs: groups, losses, then the study."""
         order = ("group", "loss", "study")
         return [key for kind in order for key in self._runs if key[0] == kind]
 
-    def open_trials(self) -> list[Key]:
-        """Keys of the trials whose runs have not ended."""
+    def running_trial_keys(self) -> list[RunKey]:
+        """Return the keys of the trials whose runs have not ended."""
         return [k for k, run in self._runs.items() if k[0] == "trial" and run.status == "RUNNING"]
 
-    def was_deleted(self, key: Key) -> bool:
-        """Ask whether somebody deleted a run that is known; if so, it is known as deleted."""
-        if key not in self._runs or self._stage(key) == "active":
+    def detect_deletion(self, key: RunKey) -> bool:
+        """Query whether a user deleted an indexed run, and record it if so."""
+        if key not in self._runs or self._lifecycle_stage(key) == "active":
             return False
-        self._deleted[key] = self._runs.pop(key)
+        self._deleted_runs[key] = self._runs.pop(key)
         return True
 
-    def bring_experiment_back(self) -> bool:
-        """Restore the study's experiment if somebody deleted it; whether somebody did."""
+    def restore_experiment_if_deleted(self) -> bool:
+        """Restore the study's experiment if a user deleted it; return whether that happened."""
         experiment = self._client.get_experiment(self._experiment_id)
         if experiment.lifecycle_stage != "deleted":
             return False
         self._client.restore_experiment(self._experiment_id)
         return True
 
-    def bring_back(self, key: Key) -> bool:
-        """Restore a run that is known if somebody deleted it; whether somebody did.
+    def restore_run_if_deleted(self, key: RunKey) -> bool:
+        """Restore an indexed run if a user deleted it; return whether a user did.
 
-        One that is gone for good is no longer known, and can be made anew; what hung on it hangs
-        on nothing then.
+        A run that was deleted permanently is removed from the index, so that it can be created
+        again; its former children then have no parent.
         """
-        stage = self._stage(key)
+        stage = self._lifecycle_stage(key)
         if stage == "deleted":
             self._client.restore_run(self._runs[key].run_id)
         elif stage == "gone":
             del self._runs[key]
         return stage != "active"
 
-    def _stage(self, key: Key) -> str:
-        """Whether a known run is `active`, `deleted` or `gone` from the store."""
+    def _lifecycle_stage(self, key: RunKey) -> str:
+        """Return whether an indexed run is `active`, `deleted` or `gone` from the store."""
         try:
             return str(self._client.get_run(self._runs[key].run_id).info.lifecycle_stage)
         except MlflowException as error:
@@ -189,79 +203,92 @@ class Home:
                 raise
         return "gone"
 
-    def create(self, key: Key, *, name: str, tags: Mapping[str, str], start: float) -> KnownRun:
-        """The run of this key, made unless it is there, or brought back."""
-        if key in self._deleted:
-            self._client.restore_run(self._deleted[key].run_id)
-            self._runs[key] = self._deleted.pop(key)
-        if key in self._unsure:  # the last attempt's answer got lost: the run may well exist
-            self._learn(self._experiment_id, only=key)
+    def get_or_create_run(
+        self, key: RunKey, *, name: str, tags: Mapping[str, str], start: float
+    ) -> RunState:
+        """Return the run with this key; create it if missing, restore it if deleted."""
+        if key in self._deleted_runs:
+            self._client.restore_run(self._deleted_runs[key].run_id)
+            self._runs[key] = self._deleted_runs.pop(key)
+        if key in self._uncertain_keys:  # the answer to the last attempt was lost
+            self._index_runs(self._experiment_id, only=key)
         if key not in self._runs:
-            self._unsure.add(key)
+            self._uncertain_keys.add(key)
             run = self._client.create_run(
-                self._experiment_id, start_time=_millis(start), tags=_tags(tags), run_name=name
+                self._experiment_id,
+                start_time=_to_milliseconds(start),
+                tags=_truncate_tags(tags),
+                run_name=name,
             )
-            self._runs[key] = KnownRun(run.info.run_id)
-        self._unsure.discard(key)
+            self._runs[key] = RunState(run.info.run_id)
+        self._uncertain_keys.discard(key)
         return self._runs[key]
 
-    def write(
+    def log_run_data(
         self,
-        run: KnownRun,
+        run: RunState,
         *,
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
-        epochs: Iterable[Epoch] = (),
+        epochs: Iterable[EpochMetrics] = (),
     ) -> None:
-        """Log settings (once: MLflow never changes them), epochs not logged yet, and tags.
+        """Log parameters (once, since MLflow never changes them), tags and new epochs.
 
-        All in as few requests as MLflow's limits allow: one, for a trial of ordinary size.
+        This takes as few requests as MLflow's limits allow: one for a trial of ordinary size.
         """
-        settings = [] if run.described else list((params or {}).items())
-        words = list(_tags(tags or {}).items())
-        values = _metrics(run.epoch, epochs)
-        while settings or words or values:
-            count = _whole_epochs(values, BATCH_METRICS)
+        new_params = [] if run.has_params else list((params or {}).items())
+        new_tags = list(_truncate_tags(tags or {}).items())
+        values = _new_epoch_metrics(run.last_epoch, epochs)
+        while new_params or new_tags or values:
+            count = _whole_epoch_batch_size(values, MAX_METRICS_PER_BATCH)
             self._client.log_batch(
                 run.run_id,
                 metrics=values[:count],
-                params=[Param(key, text[:PARAM_LENGTH]) for key, text in settings[:BATCH_OTHERS]],
-                tags=[RunTag(key, text) for key, text in words[:BATCH_OTHERS]],
+                params=[
+                    Param(key, text[:MAX_PARAM_LENGTH])
+                    for key, text in new_params[:MAX_PARAMS_OR_TAGS_PER_BATCH]
+                ],
+                tags=[RunTag(key, text) for key, text in new_tags[:MAX_PARAMS_OR_TAGS_PER_BATCH]],
             )
             if count:
-                run.epoch = values[count - 1].step
-            settings, words, values = settings[BATCH_OTHERS:], words[BATCH_OTHERS:], values[count:]
-        run.described = run.described or bool(params)
+                run.last_epoch = values[count - 1].step
+            new_params = new_params[MAX_PARAMS_OR_TAGS_PER_BATCH:]
+            new_tags = new_tags[MAX_PARAMS_OR_TAGS_PER_BATCH:]
+            values = values[count:]
+        run.has_params = run.has_params or bool(params)
         run.state = (tags or {}).get("state", run.state)
 
-    def log_best(
-        self, run: KnownRun, *, key: str, value: float, number: int, moment: float
+    def log_best_score(
+        self, run: RunState, *, key: str, value: float, number: int, moment: float
     ) -> None:
-        """Log the best score so far, with the trial's number as step; told again, it is not.
+        """Log the best score so far, with the trial's number as step; repetitions are skipped.
 
-        A trial that ends after later ones, and is better, takes the next step: one value each.
+        If a trial with a lower number ends later with a better score, its step is the next free
+        one, because MLflow draws one value per step.
         """
-        before, step = run.best.get(key, (-float("inf"), -1))
+        before, step = run.best_scores.get(key, (-float("inf"), -1))
         if value <= before and number <= step:
             return
         value, step = max(value, before), number if number > step else step + 1
-        self._client.log_batch(run.run_id, metrics=[Metric(key, value, _millis(moment), step)])
-        run.best[key] = (value, step)
+        self._client.log_batch(
+            run.run_id, metrics=[Metric(key, value, _to_milliseconds(moment), step)]
+        )
+        run.best_scores[key] = (value, step)
 
-    def set_status(self, run: KnownRun, status: str, *, moment: float) -> None:
-        """Set a run's status; every status but RUNNING ends it."""
+    def set_status(self, run: RunState, status: str, *, moment: float) -> None:
+        """Set a run's status; every status except RUNNING ends the run."""
         if status == "RUNNING":
             self._client.update_run(run.run_id, status="RUNNING")
         else:
-            self._client.set_terminated(run.run_id, status, end_time=_millis(moment))
+            self._client.set_terminated(run.run_id, status, end_time=_to_milliseconds(moment))
         run.status = status
 
-    def tag(self, run: KnownRun, key: str) -> str:
-        """A run's tag as the store has it now; empty when it has none."""
+    def get_tag(self, run: RunState, key: str) -> str:
+        """Return the present value of a run's tag; empty if the run has no such tag."""
         return str(self._client.get_run(run.run_id).data.tags.get(key, ""))
 
-    def log_dataset(self, run: KnownRun, info: Mapping[str, Any]) -> None:
-        """Log what the study's data are as an MLflow dataset."""
+    def log_dataset(self, run: RunState, info: Mapping[str, Any]) -> None:
+        """Log the study's data set as an MLflow dataset."""
         name, digest = str(info["name"]), str(info.get("fingerprint", "unknown"))
         counts = {k: v for k, v in info.items() if k not in ("name", "fingerprint")}
         dataset = Dataset(
@@ -274,83 +301,85 @@ class Home:
         context = InputTag("mlflow.data.context", "training")
         self._client.log_inputs(run.run_id, [DatasetInput(dataset, [context])])
 
-    def _learn(self, experiment_id: str, *, only: Key | None = None) -> None:
-        """Index the study's runs; of two with one key, keep the further one, delete the other."""
-        wanted = {} if only is None else _tags_of(only)
-        found: dict[Key, list[RunRow]] = {}
-        for run in fetch_runs(self._client, experiment_id, wanted):
-            key = key_of(run.tags)
+    def _index_runs(self, experiment_id: str, *, only: RunKey | None = None) -> None:
+        """Index the study's runs; of several with the same key, keep the most advanced one."""
+        required_tags = {} if only is None else _run_key_tags(only)
+        runs_by_key: dict[RunKey, list[RunRow]] = {}
+        for run in fetch_runs(self._client, experiment_id, required_tags):
+            key = run_key(run.tags)
             if key is not None:
-                found.setdefault(key, []).append(run)
-        for key, runs in found.items():
+                runs_by_key.setdefault(key, []).append(run)
+        for key, runs in runs_by_key.items():
             first, *others = sorted(runs, key=lambda r: (-r.last_step, r.started, r.run_id))
             for other in others:
                 self._client.delete_run(other.run_id)
-            self._runs[key] = _known(first)
+            self._runs[key] = _run_state_from_row(first)
 
 
-def key_of(tags: Mapping[str, str]) -> Key | None:
-    """What a run is within its study, from its tags; None for runs that are not ours."""
-    kind = tags.get(names.KIND)
+def run_key(tags: Mapping[str, str]) -> RunKey | None:
+    """Return the key of a run within its study, from its tags; None for runs of other origin."""
+    kind = tags.get(names.KIND_TAG)
     if kind == "trial":
-        return ("trial", tags.get(names.TRIAL, ""))
+        return ("trial", tags.get(names.TRIAL_TAG, ""))
     if kind == "loss":
         return ("loss", tags.get("loss", ""))
     if kind == "group":
-        return ("group", tags.get("loss", ""), tags.get(names.GROUP, ""))
+        return ("group", tags.get("loss", ""), tags.get(names.GROUP_TAG, ""))
     return (kind,) if kind in ("study", "baseline") else None
 
 
-def is_permanent(error: MlflowException) -> bool:
+def is_permanent_error(error: MlflowException) -> bool:
     """Whether repeating the request is useless.
 
-    MLflow answers BAD_REQUEST to whatever a database says but that it is not there: of that, only
-    what the database has against the values themselves is for good. A database that is read-only
-    for a while, or full, will take them later. Both ways to a database quote SQLAlchemy's code.
+    MLflow answers BAD_REQUEST to every database error except a lost connection. Only errors about
+    the values themselves are permanent: a database that is read-only or full may accept them later.
+    Direct access and servers both quote SQLAlchemy's error code.
     """
     if error.error_code == "BAD_REQUEST":
         return any(f"/{code})" in str(error) for code in (DataError.code, IntegrityError.code))
-    return error.error_code in PERMANENT
+    return error.error_code in PERMANENT_ERROR_CODES
 
 
-def _tags_of(key: Key) -> dict[str, str]:
-    """The inverse of `key_of`."""
-    own = {"trial": (names.TRIAL,), "loss": ("loss",), "group": ("loss", names.GROUP)}
-    return {names.KIND: key[0], **dict(zip(own.get(key[0], ()), key[1:], strict=True))}
+def _run_key_tags(key: RunKey) -> dict[str, str]:
+    """Return the tags from which `run_key` makes this key."""
+    own = {"trial": (names.TRIAL_TAG,), "loss": ("loss",), "group": ("loss", names.GROUP_TAG)}
+    return {names.KIND_TAG: key[0], **dict(zip(own.get(key[0], ()), key[1:], strict=True))}
 
 
-def _known(run: RunRow) -> KnownRun:
-    trial = run.tags.get(names.KIND) == "trial"
-    return KnownRun(
+def _run_state_from_row(run: RunRow) -> RunState:
+    trial = run.tags.get(names.KIND_TAG) == "trial"
+    return RunState(
         run.run_id,
-        epoch=run.last_step,
+        last_epoch=run.last_step,
         state=run.tags.get("state", ""),
         status=run.status,
-        described=bool(run.params),
-        best={} if trial else dict(run.latest),
+        has_params=bool(run.params),
+        best_scores={} if trial else dict(run.latest),
     )
 
 
-def _millis(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
 
 
-def _tags(tags: Mapping[str, str]) -> dict[str, str]:
-    return {key: value[:TAG_LENGTH] for key, value in tags.items() if value != ""}
+def _truncate_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: value[:MAX_TAG_LENGTH] for key, value in tags.items() if value != ""}
 
 
-def _metrics(reached: int, epochs: Iterable[Epoch]) -> list[Metric]:
-    """The values of epochs beyond the one reached, each epoch once."""
-    found: list[Metric] = []
+def _new_epoch_metrics(reached: int, epochs: Iterable[EpochMetrics]) -> list[Metric]:
+    """Return the values of epochs after `reached`, each epoch once."""
+    metrics: list[Metric] = []
     for epoch, moment, values in epochs:
         if epoch > reached:
-            found += [Metric(key, value, _millis(moment), epoch) for key, value in values.items()]
+            metrics += [
+                Metric(key, value, _to_milliseconds(moment), epoch) for key, value in values.items()
+            ]
             reached = epoch
-    return found
+    return metrics
 
 
-def _whole_epochs(values: Sequence[Metric], limit: int) -> int:
-    """How many of the values fit into a request without cutting an epoch in two."""
+def _whole_epoch_batch_size(values: Sequence[Metric], limit: int) -> int:
+    """Return how many of the values fit into a request without splitting an epoch."""
     if len(values) <= limit:
         return len(values)
     count = limit

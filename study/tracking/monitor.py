@@ -1,61 +1,61 @@
-"""Does the study's store take what it is told? Said while the study runs, not at its end."""
+"""Tracking monitor: warnings about a tracking store that lacks records while the study runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from study.tracking.spool import Status
+from study.tracking.spool import ShippingStatus
 
-SLOW = "no error, but too slow to take all records in the time it has at the end"
-"""Why a store that answers lacks records."""
+SLOW_STORE_REASON = "no error, but too slow to take all records in the time it has at the end"
+"""Reason for missing records in a store that answers."""
 
-LOOK_SECONDS = 5.0
-LASTING_SECONDS = 20.0
-"""How long a store may be away before a person is told: a restart is no news."""
+STATUS_CHECK_SECONDS = 5.0
+OUTAGE_WARNING_SECONDS = 20.0
+"""Length of an outage before a warning is printed, so that a restart of the server causes none."""
 
 
-class Watch:
-    """Warns, once each, of what keeps records from their store for some time, and of its notes.
+class TrackingMonitor:
+    """Warns once per outage of the store, and once per note of the shipper.
 
     Args:
-        status: How shipping stands.
-        warn: Is told, in one line.
-        clock: Seconds.
+        status: Returns the shipping status.
+        warn: Called with a warning of one line.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
         self,
-        status: Callable[[], Status],
+        status: Callable[[], ShippingStatus],
         warn: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._status, self._warn, self._clock = status, warn, clock
-        self._next = clock()
-        self._since: float | None = None
-        self._said = False
-        self._noted = status().note
+        self._next_check = clock()
+        self._down_since: float | None = None
+        self._has_warned = False
+        self._last_note = status().note
 
     def update(self) -> None:
-        """To be called often; looks every few seconds."""
+        """Check the status if some seconds have passed since the last check."""
         now = self._clock()
-        if now < self._next:
+        if now < self._next_check:
             return
-        self._next = now + LOOK_SECONDS
-        self.tell_note()
+        self._next_check = now + STATUS_CHECK_SECONDS
+        self.warn_of_note()
         error = self._status().error
         if not error:
-            self._since, self._said = None, False
+            self._down_since, self._has_warned = None, False
             return
-        self._since = now if self._since is None else self._since
-        if not self._said and now - self._since >= LASTING_SECONDS:
-            self._said = True
-            self._warn(f"MLflow's store: {error}; trials go on, and what it lacks waits on disk")
+        self._down_since = now if self._down_since is None else self._down_since
+        if not self._has_warned and now - self._down_since >= OUTAGE_WARNING_SECONDS:
+            self._has_warned = True
+            self._warn(f"tracking store: {error}; trials continue, and records wait on disk")
 
-    def tell_note(self) -> None:
-        """Say the store's note, unless it was said before."""
+    def warn_of_note(self) -> None:
+        """Print the shipper's note, unless it was printed before."""
         note = self._status().note
-        if note and note != self._noted:
-            self._warn(f"MLflow's store: {note}")
-        self._noted = note
+        if note and note != self._last_note:
+            self._warn(f"tracking store: {note}")
+        self._last_note = note

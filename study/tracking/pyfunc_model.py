@@ -1,6 +1,6 @@
-"""The code that travels with a logged model: images or features in, embeddings out.
+"""MLflow pyfunc model that maps images or features to embeddings.
 
-MLflow copies this file into the model, so it may import nothing of this project.
+MLflow copies this file into each logged model, so it must not import anything of this project.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel
 
 
-class Embedder(PythonModel):  # type: ignore[misc]
-    """Runs an exported torch program; preprocessing is part of the program."""
+class EmbeddingPyfuncModel(PythonModel):  # type: ignore[misc]
+    """Runs an exported torch program, which includes the preprocessing."""
 
     def load_context(self, context: Any) -> None:
-        """Load the program once."""
+        """Load the program."""
         self._program = torch.export.load(context.artifacts["program"]).module()
 
-    # MLflow reads the hints of this method's inputs as a schema, and an array is none of its types.
+    # MLflow reads type hints of the inputs as a schema, and its types do not include arrays.
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
-        """Embeddings (n, d) of a batch of images or features (n, ...), row by row."""
+        """Return the embeddings (n, d) of a batch of images or features (n, ...)."""
         with torch.inference_mode():
             embeddings = self._program(torch.from_numpy(np.ascontiguousarray(model_input)))
         return embeddings.float().numpy()
 
 
-set_model(Embedder())
+set_model(EmbeddingPyfuncModel())

@@ -1,9 +1,9 @@
-"""The shipper: a process that carries spooled records to MLflow while the study runs.
+"""Shipper: a process that sends spooled records to MLflow while the study runs.
 
-A process and not a thread, so that neither importing MLflow nor talking to it ever holds up the
-study's driver. It reads its settings from the first line of its standard input (never from the
-command line, which every user of the machine can read), ships until that input closes, then what is
-left, and ends. A server that does not answer is asked again, ever more seldom.
+It is a process and not a thread, so that neither importing MLflow nor talking to it delays the
+study's driver. It reads its settings from the first line of its standard input (not from the
+command line, which every user of the machine can read), ships until that input closes, ships the
+rest, and exits. If a server does not answer, it retries at growing intervals.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from study.processes import module, surroundings
-from study.tracking.redaction import redact
-from study.tracking.spool import Consumer, locked
+from study.tracking.spool import SpoolReader, hold_exclusive_lock
+from study.utils.redaction import redact
+from study.utils.subprocesses import child_environment, python_command
 
 if TYPE_CHECKING:
-    from study.tracking.replay import Replay
+    from study.tracking.run_writer import RecordApplier
 
-CHUNK = 500
+RECORDS_PER_CHUNK = 500
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a shipper needs to know.
+class ShipperConfig:
+    """Settings of a shipper.
 
     Args:
-        uri: Tracking URI, password and all.
+        uri: Tracking URI, including its password.
         spool: Folder of the spool.
         experiment: The study's MLflow experiment.
-        artifact_root: See `Home`.
-        study_id: See `Home`.
-        interval: Seconds between two rounds; what arrives in between goes in one request.
-        patience: Longest wait in seconds between two attempts at a server that is down.
+        artifact_root: See `MlflowExperiment`.
+        study_id: See `MlflowExperiment`.
+        interval: Seconds between two rounds; records that arrive in between share requests.
+        patience: Longest wait in seconds between two attempts to reach a server that is down.
     """
 
     uri: str
@@ -53,39 +53,43 @@ class Settings:
     patience: float = 15.0
 
 
-class _Redacted:
-    """A text stream without passwords."""
+class _RedactingStream:
+    """A text stream that masks passwords."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text, addresses redacted."""
+        """Write the redacted text."""
         return self._stream.write(redact(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-class Orders:
-    """The driver's side of the pipe: a byte asks for haste, its end asks to finish."""
+class ControlPipe:
+    """Pipe from the driver: a byte requests shipping at once, the end of input requests an exit."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         self.closed = False
 
-    def first_line(self) -> str:
-        """The settings."""
+    def read_first_line(self) -> str:
+        """Read the first line, which holds the settings.
+
+        Raises:
+            EOFError: The driver ended before it wrote them.
+        """
         line = b""
         while not line.endswith(b"\n"):
             byte = os.read(self._file, 1)
             if not byte:
-                raise EOFError("the driver ended before it gave its settings")
+                raise EOFError("the driver ended before it wrote the shipper's settings")
             line += byte
         return line.decode()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for an order, at most so long; True when one came."""
+    def wait_for_message(self, seconds: float) -> bool:
+        """Wait for a request for at most `seconds`; return whether one arrived."""
         if self.closed:
             time.sleep(min(seconds, 0.2))
             return True
@@ -96,16 +100,16 @@ class Orders:
         return True
 
 
-def start(settings: Settings) -> subprocess.Popen[bytes]:
-    """A shipper in a process of its own; it ends when its standard input is closed."""
+def start_shipper(settings: ShipperConfig) -> subprocess.Popen[bytes]:
+    """Start a shipper process; it ends when its standard input is closed."""
     with (Path(settings.spool) / "shipper.log").open("ab") as log:
         shipper = subprocess.Popen(
-            module("study.tracking.ship"),
+            python_command("study.tracking.shipper"),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=surroundings(),
-            start_new_session=True,  # Ctrl-C is for the study; the shipper ends with its pipe
+            env=child_environment(),
+            start_new_session=True,  # Ctrl-C must reach the study only; closing the pipe ends this
         )
     assert shipper.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -114,86 +118,86 @@ def start(settings: Settings) -> subprocess.Popen[bytes]:
     return shipper
 
 
-def ship(settings: Settings, orders: Orders) -> None:
-    """Carry records to the store until the driver ends and nothing is left."""
-    # One shipper at a time: that of a driver that just died may still be at work.
-    with locked(Path(settings.spool) / "shipper.lock", wait=True):
-        _ship(settings, orders)
+def ship_records(settings: ShipperConfig, pipe: ControlPipe) -> None:
+    """Send records to the store until the driver ends and the spool is empty."""
+    # One shipper at a time: the shipper of a driver that just died may still be running.
+    with hold_exclusive_lock(Path(settings.spool) / "shipper.lock", wait=True):
+        _ship_until_closed(settings, pipe)
 
 
-def _ship(settings: Settings, orders: Orders) -> None:
-    consumer = Consumer(Path(settings.spool))
-    replay: Replay | None = None
-    pause, retry_at, hurried = settings.interval, 0.0, False
+def _ship_until_closed(settings: ShipperConfig, pipe: ControlPipe) -> None:
+    spool = SpoolReader(Path(settings.spool))
+    applier: RecordApplier | None = None
+    pause, retry_at, is_urgent = settings.interval, 0.0, False
     while True:
-        records, place = consumer.read(CHUNK)
+        records, position = spool.read_records(RECORDS_PER_CHUNK)
         try:
-            if replay is None:
-                replay = _replay(settings, consumer)
-            refused = replay.apply(records) if records else 0
-            if replay.unstored and (hurried or time.monotonic() >= retry_at):
-                refused += replay.retry()
+            if applier is None:
+                applier = _open_applier(settings, spool)
+            refused = applier.apply_records(records) if records else 0
+            if applier.n_unstored_files and (is_urgent or time.monotonic() >= retry_at):
+                refused += applier.retry_unstored_files()
                 retry_at = time.monotonic() + settings.patience
         except Exception as error:
-            reason = _reason(error)
-            if reason != consumer.status.error:  # a server may be away for days
+            reason = _format_error(error)
+            if reason != spool.status.error:  # once, because a server may be down for days
                 traceback.print_exc()
-            consumer.sync()
-            consumer.report(reason)
-            if orders.closed:
-                return  # the spool keeps the rest for the next time
-            hurried = orders.wait(pause)
-            pause = settings.interval if hurried else min(2 * pause, settings.patience)
+            spool.sync_to_disk()
+            spool.report_error(reason)
+            if pipe.closed:
+                return  # the rest stays in the spool for the next run
+            is_urgent = pipe.wait_for_message(pause)
+            pause = settings.interval if is_urgent else min(2 * pause, settings.patience)
             continue
         pause = settings.interval
-        consumer.acknowledge(
-            place,
+        spool.acknowledge(
+            position,
             refused=refused,
-            unstored=replay.unstored,
-            error=_short(replay.problem),
-            note=_short(replay.note),
+            unstored=applier.n_unstored_files,
+            error=_shorten_message(applier.storage_problem),
+            note=_shorten_message(applier.restored_runs_note),
         )
-        if len(records) < CHUNK:
-            if orders.closed and not records:
+        if len(records) < RECORDS_PER_CHUNK:
+            if pipe.closed and not records:
                 return
-            hurried = orders.wait(settings.interval)
+            is_urgent = pipe.wait_for_message(settings.interval)
 
 
 def main() -> None:
-    """Run a shipper on standard input's orders."""
-    sys.stdout = sys.stderr = _Redacted(sys.stderr)
-    orders = Orders(sys.stdin.fileno())
-    settings = Settings(**json.loads(orders.first_line()))
-    # MLflow repeats a request by itself when the answer gets lost, which would make a second run
-    # for the same trial: `Home` looks first, so repeating is its business alone.
+    """Run a shipper that is controlled by its standard input."""
+    sys.stdout = sys.stderr = _RedactingStream(sys.stderr)
+    pipe = ControlPipe(sys.stdin.fileno())
+    settings = ShipperConfig(**json.loads(pipe.read_first_line()))
+    # MLflow repeats a request whose answer was lost, which would create a second run for the same
+    # trial. `MlflowExperiment` looks for the run first, so only the shipper repeats requests.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
-    ship(settings, orders)
+    ship_records(settings, pipe)
 
 
-def _replay(settings: Settings, consumer: Consumer) -> Replay:
-    from study.tracking.home import Home
-    from study.tracking.local import prepare
-    from study.tracking.replay import Replay
+def _open_applier(settings: ShipperConfig, spool: SpoolReader) -> RecordApplier:
+    from study.tracking.experiment import MlflowExperiment
+    from study.tracking.run_writer import RecordApplier
+    from study.tracking.sqlite_store import create_store
 
-    prepare(settings.uri)
+    create_store(settings.uri)
     root = Path(settings.artifact_root) if settings.artifact_root else None
-    home = Home(
+    experiment = MlflowExperiment(
         settings.uri,
         experiment=settings.experiment,
         artifact_root=root,
         study_id=settings.study_id,
     )
-    return Replay(home, refuse=consumer.refuse)
+    return RecordApplier(experiment, refuse=spool.save_refused_record)
 
 
-def _reason(error: Exception) -> str:
-    return _short(f"{type(error).__name__}: {str(error).strip()}")
+def _format_error(error: Exception) -> str:
+    return _shorten_message(f"{type(error).__name__}: {str(error).strip()}")
 
 
-def _short(text: str) -> str:
-    """One line for people, without the statement that a database quotes."""
+def _shorten_message(text: str) -> str:
+    """Return the message as one redacted line, without the SQL statement that databases quote."""
     return redact(" ".join(text.split("[SQL:")[0].split()))[:500]
 
 

@@ -1,4 +1,4 @@
-"""Where does a study keep its MLflow store when nobody names a server?"""
+"""SQLite store: the MLflow store in the study's directory, used if no server is configured."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from study.directory import ARTIFACTS_FOLDER, DATABASE_FILE, default_artifact_root
 from study.errors import StudyError
-from study.folders import cache_dir
-from study.tracking.address import sqlite_file
+from study.utils.paths import cache_dir
+from study.utils.tracking_uri import sqlite_path
 
-DATABASE = "mlflow.db"
-ARTIFACTS = "artifacts"
-
-# Every column in which MLflow writes where artifacts are.
-_COLUMNS = (
+# Every column in which MLflow stores the location of artifacts.
+_ARTIFACT_URI_COLUMNS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
@@ -27,29 +25,18 @@ _COLUMNS = (
 )
 
 
-def default_uri(study_dir: Path) -> str:
-    """The tracking URI of the study's own sqlite store."""
-    return f"sqlite:///{study_dir.absolute() / DATABASE}"
+def create_store(uri: str) -> None:
+    """Create an empty store atomically, if there is none.
 
+    MLflow creates its tables in a hundred steps, and a process killed in between would leave a
+    database that MLflow cannot open. The tables are therefore created in a file with another name,
+    which is then renamed. An empty store is cached and copied from then on. Only one process may
+    call this at a time.
 
-def default_artifact_root(study_dir: Path) -> Path:
-    """Where the study's own store keeps artifacts."""
-    return study_dir.absolute() / ARTIFACTS
-
-
-def is_local(uri: str) -> bool:
-    """Whether the store is a file of this machine."""
-    return uri.startswith("sqlite:")
-
-
-def prepare(uri: str) -> None:
-    """Make an empty store where there is none: whole, or not at all.
-
-    MLflow makes its tables in a hundred steps; a process killed in between would leave a database
-    that no MLflow can open again. So they are made under another name, which is then changed. An
-    empty store is kept in the cache and copied from then on. For one process at a time.
+    Args:
+        uri: Tracking URI; nothing happens unless it is an SQLite file.
     """
-    database = sqlite_file(uri)
+    database = sqlite_path(uri)
     if database is None or database.exists():
         return
     import mlflow
@@ -57,84 +44,89 @@ def prepare(uri: str) -> None:
     unfinished = database.with_name(database.name + ".new")
     unfinished.with_name(unfinished.name + "-journal").unlink(missing_ok=True)
     unfinished.unlink(missing_ok=True)
-    kept = cache_dir() / f"mlflow-{mlflow.__version__}.db"
-    if _is_store(kept):
-        shutil.copyfile(kept, unfinished)
+    cached = cache_dir() / f"mlflow-{mlflow.__version__}.db"
+    if _is_intact_store(cached):
+        shutil.copyfile(cached, unfinished)
     else:
         mlflow.MlflowClient(tracking_uri=f"sqlite:///{unfinished}").search_experiments()
-        _keep(unfinished, kept)
+        _cache_empty_store(unfinished, cached)
     with closing(sqlite3.connect(unfinished)) as connection, connection:
-        place = str(database.parent / "mlruns" / "0")  # the experiment that MLflow always makes
-        connection.execute("UPDATE experiments SET artifact_location = ?", (place,))
+        location = str(database.parent / "mlruns" / "0")  # of MLflow's default experiment
+        connection.execute("UPDATE experiments SET artifact_location = ?", (location,))
     unfinished.replace(database)
 
 
-def _is_store(kept: Path) -> bool:
-    """Whether an empty store of this MLflow is kept there, and whole."""
-    if not kept.is_file():
+def _is_intact_store(cached: Path) -> bool:
+    """Whether the file exists and is a complete store."""
+    if not cached.is_file():
         return False
     try:
-        with closing(sqlite3.connect(f"{kept.as_uri()}?mode=ro", uri=True)) as connection:
-            whole = connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
-            return whole and bool(connection.execute("SELECT 1 FROM alembic_version").fetchone())
+        with closing(sqlite3.connect(f"{cached.as_uri()}?mode=ro", uri=True)) as connection:
+            is_ok = connection.execute("PRAGMA quick_check").fetchone() == ("ok",)
+            return is_ok and bool(connection.execute("SELECT 1 FROM alembic_version").fetchone())
     except sqlite3.DatabaseError:
         return False
 
 
-def _keep(store: Path, kept: Path) -> None:
-    """Copy an empty store for the next study: its tables take MLflow seconds to make."""
-    mine = kept.with_name(f"{kept.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(store, mine)
-        mine.replace(kept)
+def _cache_empty_store(store: Path, cached: Path) -> None:
+    """Copy an empty store for later studies, because creating its tables takes seconds."""
+    temporary = cached.with_name(f"{cached.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # without a cache, later studies only start more slowly
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(store, temporary)
+        temporary.replace(cached)
 
 
-def relocate(study_dir: Path) -> int:
-    """Repair a store whose study directory was moved; gives the number of addresses changed.
+def repair_artifact_paths(study_dir: Path) -> int:
+    """Repair a store whose study directory was moved.
 
-    MLflow writes absolute addresses of artifacts; those of the old place are made to point to
-    `study_dir`. Does nothing when all is in its place.
+    MLflow stores absolute artifact locations; those in the old directory are changed to point to
+    `study_dir`. A store that was not moved does not change.
+
+    Returns:
+        Number of locations changed.
 
     Raises:
-        StudyError: There is no store in `study_dir`, or it cannot be read.
+        StudyError: `study_dir` has no store, or it cannot be read.
     """
-    database = study_dir.absolute() / DATABASE
+    database = study_dir.absolute() / DATABASE_FILE
     if not database.is_file():
-        raise StudyError(f"No MLflow store in {study_dir}: {DATABASE} is missing.")
+        raise StudyError(f"no MLflow store in {study_dir}: {DATABASE_FILE} is missing")
     root = default_artifact_root(study_dir)
     new = root.as_uri()
     changed = 0
     try:
         with closing(sqlite3.connect(database, timeout=30.0)) as connection, connection:
-            for old in _old_roots(connection, root):
-                for table, column in _COLUMNS:
-                    changed += _replace(connection, table, column, old, new)
+            for old in _former_artifact_roots(connection, root):
+                for table, column in _ARTIFACT_URI_COLUMNS:
+                    changed += _replace_uri_prefix(connection, table, column, old, new)
     except sqlite3.DatabaseError as error:
-        raise StudyError(f"The MLflow store {database} cannot be read: {error}.") from None
+        raise StudyError(f"cannot read the MLflow store {database}: {error}") from None
     return changed
 
 
-def _old_roots(connection: sqlite3.Connection, root: Path) -> set[str]:
-    """Addresses of former artifact folders: those of our name that are not the present one."""
+def _former_artifact_roots(connection: sqlite3.Connection, root: Path) -> set[str]:
+    """Return the locations of other artifact folders, recognised by their name."""
     rows = connection.execute("SELECT artifact_location FROM experiments").fetchall()
-    places = {str(row[0]) for row in rows if row[0]}
+    locations = {str(row[0]) for row in rows if row[0]}
     return {
-        place
-        for place in places
-        if place.startswith("file:")
-        and (path := Path(unquote(urlsplit(place).path))).name == ARTIFACTS
+        location
+        for location in locations
+        if location.startswith("file:")
+        and (path := Path(unquote(urlsplit(location).path))).name == ARTIFACTS_FOLDER
         and path != root
     }
 
 
-def _replace(connection: sqlite3.Connection, table: str, column: str, old: str, new: str) -> int:
-    known = connection.execute(f"PRAGMA table_info({table})").fetchall()
-    if column not in {row[1] for row in known}:
+def _replace_uri_prefix(
+    connection: sqlite3.Connection, table: str, column: str, old: str, new: str
+) -> int:
+    columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+    if column not in {row[1] for row in columns}:
         return 0
-    done = connection.execute(
+    result = connection.execute(
         f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
         f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
         (new, len(old) + 1, old, len(old) + 1, old + "/"),
     )
-    return done.rowcount
+    return result.rowcount

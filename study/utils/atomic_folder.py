@@ -1,9 +1,9 @@
-"""How is a folder always one report: page, figures and tables of the same moment?
+"""Atomic replacement of a report folder, so that page, figures and tables always belong together.
 
-A report is built out of sight and then takes the place of the one before it, all files at once for
-whoever asks for a `still` folder. A loss that is no longer there, or a figure that has nothing to
-show any more, must not lie beside the new page as if it belonged to it. Only what a report wrote is
-removed: it keeps a list, which is also the file that is locked.
+A report is built in a hidden folder and then replaces the previous one, all files at once for
+readers that hold `report_lock`. Figures and tables of the previous report that the new one does not
+have are removed, but only files that a report wrote: they are listed in a manifest, which is also
+the file that is locked.
 """
 
 from __future__ import annotations
@@ -21,95 +21,96 @@ from typing import IO, Any
 
 import psutil
 
-MANIFEST = "manifest.json"
-FOLDERS = ("figures", "tables")
+MANIFEST_FILE = "manifest.json"
+REPORT_SUBFOLDERS = ("figures", "tables")
 
 
 @contextlib.contextmanager
-def replaced(out: Path) -> Iterator[Path]:
-    """A folder to build a report in; once built, it takes the place of the report in `out`.
+def replacing_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to build a report in; after the block it replaces the report in `out`.
 
-    Figures and tables of the report that was there before and that are not part of this one are
-    removed. Files that no report wrote stay, whatever their names.
+    Figures and tables of the previous report that are not part of this one are removed. Files that
+    no report wrote are kept, whatever their names.
     """
-    for left in out.glob(f".new-{socket.gethostname()}-*"):
-        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
-            shutil.rmtree(left, ignore_errors=True)
-    building = unfinished(out, os.getpid())
+    for leftover in out.glob(f".new-{socket.gethostname()}-*"):
+        if not psutil.pid_exists(int(leftover.name.rpartition("-")[2])):
+            shutil.rmtree(leftover, ignore_errors=True)
+    building = staging_path(out, os.getpid())
     shutil.rmtree(building, ignore_errors=True)
-    for folder in FOLDERS:
+    for folder in REPORT_SUBFOLDERS:
         (out / folder).mkdir(parents=True, exist_ok=True)
         (building / folder).mkdir(parents=True)
-    (out / MANIFEST).touch()  # there is something to lock from the first report on
+    (out / MANIFEST_FILE).touch()  # the file to lock must exist during the first report
     try:
         yield building
-        _install(building, out)
+        _install_report(building, out)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def unfinished(out: Path, process: int) -> Path:
-    """Where a process builds the report: in the folder itself, hidden, so that files can be moved.
+def staging_path(out: Path, process: int) -> Path:
+    """Return the folder in which a process builds the report: hidden, on the same file system.
 
-    It is left behind by a process that was killed, until the next report on the same host.
+    If the process is killed, the folder remains until the next report on the same host.
     """
     return out / f".new-{socket.gethostname()}-{process}"
 
 
 @contextlib.contextmanager
-def still(out: Path) -> Iterator[None]:
-    """Meanwhile no report takes the place of the one that is there, if any."""
+def report_lock(out: Path) -> Iterator[None]:
+    """Hold a shared lock so that the report is not replaced while it is being read."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            _lock(stack.enter_context((out / MANIFEST).open("rb")), fcntl.LOCK_SH)
+            _lock_file(stack.enter_context((out / MANIFEST_FILE).open("rb")), fcntl.LOCK_SH)
         yield
 
 
-def _lock(file: IO[Any], kind: int) -> None:
-    with contextlib.suppress(OSError):  # some file systems have no locks: a report all the same
+def _lock_file(file: IO[Any], kind: int) -> None:
+    with contextlib.suppress(OSError):  # on file systems without locks, go without
         fcntl.flock(file, kind)
 
 
-def _install(building: Path, out: Path) -> None:
+def _install_report(building: Path, out: Path) -> None:
     new = [p.relative_to(building).as_posix() for p in building.rglob("*") if p.is_file()]
-    ours = {name for name in new if "/" in name}
-    with (out / MANIFEST).open("r+", encoding="utf-8") as manifest:
-        _lock(manifest, fcntl.LOCK_EX)
-        before = set(_before(out))
-        _write_list(
-            manifest, before | ours
-        )  # so that whatever ends it here, the next report tidies up
+    listed = {name for name in new if "/" in name}
+    with (out / MANIFEST_FILE).open("r+", encoding="utf-8") as manifest:
+        _lock_file(manifest, fcntl.LOCK_EX)
+        previous = set(_read_manifest(out))
+        # If this process is killed below, the next report still knows all files to remove.
+        _write_manifest(manifest, previous | listed)
         for name in new:
-            _move(building / name, out / name)
-        for name in before - ours:
+            _move_file(building / name, out / name)
+        for name in previous - listed:
             (out / name).unlink(missing_ok=True)
-        _write_list(manifest, ours)
+        _write_manifest(manifest, listed)
 
 
-def _write_list(manifest: IO[str], names: Collection[str]) -> None:
+def _write_manifest(manifest: IO[str], names: Collection[str]) -> None:
     manifest.seek(0)
     manifest.write(json.dumps({"files": sorted(names)}, indent=1, ensure_ascii=False) + "\n")
     manifest.truncate()
     manifest.flush()
 
 
-def _move(source: Path, target: Path) -> None:
-    """Replace a file, also in a folder that leads to another file system."""
+def _move_file(source: Path, target: Path) -> None:
+    """Replace a file, even if the target's folder is on another file system."""
     try:
         source.replace(target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        near = target.with_name(f".{target.name}")
-        shutil.copyfile(source, near)
-        near.replace(target)
+        copy = target.with_name(f".{target.name}")
+        shutil.copyfile(source, copy)
+        copy.replace(target)
 
 
-def _before(out: Path) -> list[str]:
-    """What the list says was written; names that lead elsewhere are not ours."""
+def _read_manifest(out: Path) -> list[str]:
+    """Return the files listed in the manifest, without names that lead out of the folder."""
     try:
-        names = json.loads((out / MANIFEST).read_text("utf-8"))["files"]
+        names = json.loads((out / MANIFEST_FILE).read_text("utf-8"))["files"]
         parts = [(str(name), Path(str(name)).parts) for name in names]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [n for n, p in parts if len(p) == 2 and p[0] in FOLDERS and p[1] not in ("..", ".")]
+    return [
+        n for n, p in parts if len(p) == 2 and p[0] in REPORT_SUBFOLDERS and p[1] not in ("..", ".")
+    ]

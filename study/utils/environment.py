@@ -1,4 +1,4 @@
-"""Settings that libraries read from the environment, for as long as they are needed."""
+"""Temporary environment variables for libraries that read their settings from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 
 @contextlib.contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the time of a block; the user's own settings win."""
+def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables while the block runs; variables that exist are not changed."""
     added = {k: v for k, v in values.items() if k not in os.environ}
     os.environ.update(added)
     try:

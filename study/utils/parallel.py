@@ -1,63 +1,86 @@
-"""How is work of some seconds shared by the cores of a machine?"""
+"""Parallel map over the cores of one machine, for work of some seconds.
+
+Helper processes come from loky, the process pool of joblib. They stay alive for some seconds, so
+that a second call need not start them again.
+"""
 
 from __future__ import annotations
 
 import os
-import pickle
-import struct
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from threading import Thread
-from typing import Any, BinaryIO, TypeVar
+from typing import TypeVar
 
-from study.processes import module, surroundings
+from study.utils.environment import temporary_environment
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST = 7
-"""More helpers than this cost more memory than time is left to save."""
-
-_LENGTH = struct.Struct(">Q")
+MAX_HELPERS = 7
+"""Further helpers would cost more memory than they save time."""
 
 
-def each(function: Callable[[T], R], items: Sequence[T], *, helpers: int | None = None) -> list[R]:
-    """The function's results in the order of the items, by this process and some helpers.
+def parallel_map(
+    function: Callable[[T], R], items: Sequence[T], *, helpers: int | None = None
+) -> list[R]:
+    """Apply a function to every item, in this process and some helpers; keep the order.
 
-    A helper is a Python of its own, started afresh: a fork would inherit the locks of other
-    threads, and multiprocessing's spawn would run the caller's script again. Where none can be
-    started, or one dies, this process does the work; what comes out is the same.
+    Helpers are new interpreters with one BLAS thread: a fork would inherit locks of other threads,
+    and multiprocessing's spawn would import the caller's script again. If a helper cannot be
+    started, dies or raises, this process computes its item; results and errors are therefore the
+    same as without helpers.
 
     Args:
-        function: Of a module that helpers can import (or a partial of one), as its arguments and
-            results are.
-        items: One call each.
-        helpers: How many; None for one less than the cores there are.
+        function: Picklable function, as are its arguments and results.
+        items: Arguments, one per call.
+        helpers: Number of helper processes; None for one less than the available cores.
     """
-    wanted = cores() - 1 if helpers is None else helpers
+    wanted = count_cores() - 1 if helpers is None else helpers
+    n_helpers = min(wanted, len(items) - 1, MAX_HELPERS)
     pending, results = deque(enumerate(items)), dict[int, R]()
-    threads = []
-    for _ in range(min(wanted, len(items) - 1, MOST)):
-        thread = Thread(target=_delegate, args=(function, pending, results), daemon=True)
-        thread.start()
-        threads.append(thread)
-    _work(function, pending, results)
-    for thread in threads:
-        thread.join()
-    _work(function, pending, results)  # what a helper left undone
+    if n_helpers > 0:
+        _share_pending(function, pending, results, n_helpers)
+    _process_pending(function, pending, results)
     return [results[i] for i in range(len(items))]
 
 
-def cores() -> int:
-    """The cores this process may use."""
+def count_cores() -> int:
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _work(function: Callable[[T], R], pending: deque[tuple[int, T]], results: dict[int, R]) -> None:
+def _share_pending(
+    function: Callable[[T], R], pending: deque[tuple[int, T]], results: dict[int, R], n_helpers: int
+) -> None:
+    """Process items in helpers and in this process; leaves those that a helper failed on."""
+    from joblib.externals.loky import get_reusable_executor
+
+    # Helpers and loky's own service processes must not import from the current directory.
+    with temporary_environment({"PYTHONSAFEPATH": "1"}):
+        executor = get_reusable_executor(max_workers=n_helpers, env={"OMP_NUM_THREADS": "1"})
+        # One item at a time per helper: the rest stays available to this process.
+        arguments = (executor, function, pending, results)
+        threads = [
+            Thread(target=_delegate_pending, args=arguments, daemon=True) for _ in range(n_helpers)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            _process_pending(function, pending, results)
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            executor.shutdown(wait=False, kill_workers=True)
+            raise
+
+
+def _process_pending(
+    function: Callable[[T], R], pending: deque[tuple[int, T]], results: dict[int, R]
+) -> None:
     while pending:
         try:
             i, item = pending.popleft()
@@ -66,71 +89,20 @@ def _work(function: Callable[[T], R], pending: deque[tuple[int, T]], results: di
         results[i] = function(item)
 
 
-def _delegate(
-    function: Callable[[T], R], pending: deque[tuple[int, T]], results: dict[int, R]
+def _delegate_pending(
+    executor: Executor,
+    function: Callable[[T], R],
+    pending: deque[tuple[int, T]],
+    results: dict[int, R],
 ) -> None:
-    """Let a helper do items as long as there are some and it lives."""
-    try:
-        process = _start()
-    except (OSError, ValueError):
-        return
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process:
+    """Send items to a helper while there are some; return a failed one to the others."""
+    while pending:
         try:
-            _send(process.stdin, function)
-            while pending:
-                i, item = pending.popleft()
-                try:
-                    _send(process.stdin, item)
-                    results[i] = _receive(process.stdout)
-                except BaseException:
-                    pending.append((i, item))
-                    raise
-        except (OSError, EOFError, IndexError, AttributeError, pickle.PickleError):
-            process.kill()
-
-
-def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        module("study.workers"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=surroundings(OMP_NUM_THREADS="1"),
-    )
-
-
-def _send(stream: BinaryIO | Any, content: object) -> None:
-    data = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
-
-
-def _receive(stream: BinaryIO | Any) -> Any:
-    """The next object; nobody but the process at the other end of the pipe can have sent it."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    data = stream.read(_LENGTH.unpack(head)[0])
-    return pickle.loads(data)
-
-
-def _serve() -> None:
-    """Be a helper: a function first, then its arguments, until there are no more.
-
-    An error ends it: whoever sent the argument tries it himself, and sees the error as his own.
-    """
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the work prints must not pass for a result
-    function = _receive(sys.stdin.buffer)
-    while True:
-        try:
-            item = _receive(sys.stdin.buffer)
-        except EOFError:
+            i, item = pending.popleft()
+        except IndexError:  # another process was faster
             return
-        _send(replies, function(item))
-
-
-if __name__ == "__main__":
-    _serve()
+        try:
+            results[i] = executor.submit(function, item).result()
+        except BaseException:  # Ctrl-C interrupts the helpers as well
+            pending.append((i, item))
+            return

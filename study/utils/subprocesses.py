@@ -1,6 +1,7 @@
-"""How is one of our modules started in a process of its own?
+"""Commands and environments for child processes that run a module of this project.
 
-With our code: the folder that we are called from may hold a `study` of its own, or a `random.py`.
+Children must not import from the current directory: it may contain a folder `study` or a file
+`random.py` that is not ours.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import sys
 from pathlib import Path
 
 
-def module(name: str) -> list[str]:
-    """The command that runs a module; `surroundings` go with one of ours."""
-    return [sys.executable, "-P", "-m", name]
+def python_command(module: str) -> list[str]:
+    """Return the command that runs a module; run our own with `child_environment`."""
+    return [sys.executable, "-P", "-m", module]
 
 
-def surroundings(**variables: str) -> dict[str, str]:
-    """Our environment, in which the module is found, with further variables."""
-    top = str(Path(__file__).resolve().parents[1])
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment with our packages on the path, and more variables."""
+    top = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [top, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, **variables}

@@ -1,4 +1,4 @@
-"""Small matrices want one thread."""
+"""Limit BLAS to one thread: faster and bit-reproducible for small matrices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def one_thread(function: Callable[P, R]) -> Callable[P, R]:
-    """Run with one thread in linear algebra, whatever the machine has.
+def single_threaded(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function with one BLAS thread.
 
-    With matrices of some hundred rows more threads take five times as long, and the last digits
-    would depend on how many there are.
+    With matrices of a few hundred rows more threads take five times as long, and the last digits of
+    the results would depend on their number.
     """
 
     @wraps(function)
-    def calm(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         with threadpool_limits(limits=1):
             return function(*args, **kwargs)
 
-    return calm
+    return wrapper

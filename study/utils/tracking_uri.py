@@ -1,4 +1,4 @@
-"""What kind of store does a tracking URI name?"""
+"""Tracking URIs of MLflow stores: their kinds and their validation."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from study.errors import StudyError
-from study.tracking.redaction import redact
+from study.utils.redaction import redact
 
-_DATABASES = ("sqlite", "postgresql", "postgres", "mysql", "mssql")
+_DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "mysql", "mssql")
 
 
 def is_database(uri: str) -> bool:
-    """Whether the URI names a database that this process reads and writes itself."""
-    return uri.split(":", 1)[0].split("+", 1)[0] in _DATABASES
+    """Whether a URI names a database, which this process reads and writes directly."""
+    return uri.split(":", 1)[0].split("+", 1)[0] in _DATABASE_SCHEMES
 
 
 def is_server(uri: str) -> bool:
-    """Whether the URI names an MLflow server."""
+    """Whether a URI names an MLflow server."""
     return uri.startswith(("http://", "https://"))
 
 
-def check_address(uri: str) -> None:
-    """Refuse what no tracking store can be at, before anybody is asked.
+def check_tracking_uri(uri: str) -> None:
+    """Check the form of a tracking URI, without connecting to it.
 
     Raises:
-        StudyError: The address is of another kind, or cannot be read; one line, no password.
+        StudyError: If the URI is of another kind or malformed; the message has no password.
     """
     if not (is_database(uri) or is_server(uri)):
         raise StudyError(
-            "a tracking store is at http(s)://HOST or in a database (sqlite:///, "
-            f"postgresql://, mysql://, mssql://), not at {redact(uri)!r}"
+            "a tracking URI must be http(s)://HOST or a database (sqlite:///, postgresql://, "
+            f"mysql://, mssql://), but got {redact(uri)!r}"
         )
-    if uri.startswith("sqlite") and sqlite_file(uri) is None:
+    if uri.startswith("sqlite") and sqlite_path(uri) is None:
         raise StudyError(
-            f"a tracking store in sqlite is a file, sqlite:///PATH, but got {redact(uri)!r}"
+            f"an SQLite tracking store must be a file, sqlite:///PATH, but got {redact(uri)!r}"
         )
     if not _has_host_and_port(uri):
-        raise StudyError(f"host and port of the tracking store cannot be read: {redact(uri)!r}")
+        raise StudyError(f"invalid host or port in the tracking URI {redact(uri)!r}")
 
 
-def sqlite_file(uri: str) -> Path | None:
-    """The file of an sqlite store; None when it names none, and for stores of another kind.
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of an SQLite store; None for in-memory stores and other kinds.
 
-    >>> sqlite_file("sqlite:////data/mlflow.db"), sqlite_file("sqlite:///:memory:")
+    >>> sqlite_path("sqlite:////data/mlflow.db"), sqlite_path("sqlite:///:memory:")
     (PosixPath('/data/mlflow.db'), None)
     """
     scheme, _, rest = uri.partition("://")
-    # What follows is no URL's path: a # is a letter of the file's name.
+    # Not parsed as a URL: a # belongs to the name of the file.
     name = rest.partition("?")[0].partition("/")[2]
     if scheme.split("+", 1)[0] != "sqlite" or name in ("", ":memory:"):
         return None
@@ -56,7 +56,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def _has_host_and_port(uri: str) -> bool:
-    """Whether an address can be taken apart by whoever will use it."""
+    """Whether urllib or SQLAlchemy can parse the host and port of a URI."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -71,10 +71,9 @@ def _has_host_and_port(uri: str) -> bool:
 
 
 def with_driver(uri: str) -> str:
-    """The URI, with the PostgreSQL driver named that is installed.
+    """Return the URI with the PostgreSQL driver that is installed.
 
-    SQLAlchemy takes a plain `postgresql://` for psycopg 3, MLflow's own advice is psycopg 2: either
-    should do.
+    SQLAlchemy uses psycopg 3 for a plain `postgresql://`; MLflow recommends psycopg 2. Both work.
 
     >>> with_driver("sqlite:///mlflow.db")
     'sqlite:///mlflow.db'

@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark, one after the other on otherwise quiet cores."""
+"""Program of `make bench`: runs all benchmarks one after the other."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+BENCHMARKS_DIR = Path(__file__).parent
 
 
 def main() -> None:
-    """Run each bench_*.py in a process of its own; arguments are passed on."""
+    """Run each bench_*.py with the given arguments in a new process."""
     failed = []
-    for path in sorted(HERE.glob("bench_*.py")):
+    for path in sorted(BENCHMARKS_DIR.glob("bench_*.py")):
         print(f"\n== {path.stem}", flush=True)
         module = f"tests.benchmarks.{path.stem}"
         if subprocess.run([sys.executable, "-m", module, *sys.argv[1:]]).returncode:

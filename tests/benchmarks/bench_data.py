@@ -1,12 +1,12 @@
-"""How long is an epoch's data work from the cache, beside decoding every picture each time?
+"""Benchmark of an epoch's data loading: memory-mapped cache against decoding every image.
 
     python tests/benchmarks/bench_data.py [--quick] [--out FILE]
 
-JPEG files of 500 x 375 pixels (about the size of CUB's and Cars') are made from real photos where
-they are at hand (DML_STUDY_DATA), else from drawn textures. An epoch gives every picture once as a
-normalised 224 px tensor after the papers' random resized crop and flip: from the memory-mapped
-cache, and with PIL and torchvision from the files, as a data loader worker does. Also: building the
-cache, opening it, and the same epoch for the embedded glyphs.
+The images are JPEG files of 500 x 375 pixels, about the size of CUB's and Cars', made from the real
+photos in DML_STUDY_DATA or, without them, from random textures. An epoch returns every image once
+as a normalised 224 px tensor after the papers' random resized crop and flip: from the cache, and
+with PIL and torchvision from the files, as in a data loader worker. The benchmark also times
+building and opening the cache, and an epoch of the built-in glyphs.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ import PIL  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from trainables.data import Dataset, load_dataset  # noqa: E402
-from trainables.data.augment import Augment  # noqa: E402
-from trainables.data.sampler import epoch_batches  # noqa: E402
-from trainables.vision import import_torchvision  # noqa: E402
+from trainables.data import Dataset  # noqa: E402
+from trainables.data.augment import ImageTransform  # noqa: E402
+from trainables.data.batch_sampler import sample_epoch_batches  # noqa: E402
+from trainables.data.registry import load_dataset  # noqa: E402
+from trainables.utils.torchvision_import import import_torchvision  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
-BATCH, SIZE = 64, 224
+BATCH_SIZE, IMAGE_SIZE = 64, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def make_pictures(folder: Path, n: int) -> str:
-    """Write n JPEG files in 40 class folders; says what they show."""
-    photos = _photos(n)
+def write_images(folder: Path, n: int) -> str:
+    """Write n JPEG files in 40 class folders and return a description of their content."""
+    photos = _load_photos(n)
     rng = np.random.default_rng(0)
     for i in range(n):
         small = (
@@ -58,7 +59,7 @@ def make_pictures(folder: Path, n: int) -> str:
     return "real photos" if photos else "drawn textures"
 
 
-def _photos(n: int) -> list[Image.Image]:
+def _load_photos(n: int) -> list[Image.Image]:
     named = os.environ.get("DML_STUDY_DATA")
     folders = [Path(named)] if named else [
         ROOT.parent / "shared" / "data", ROOT.parent.parent / "shared" / "data"
@@ -74,64 +75,65 @@ def _photos(n: int) -> list[Image.Image]:
     return []
 
 
-def from_cache(dataset: Dataset, augment: Augment, epoch: int) -> int:
-    """One epoch over the training half."""
+def run_epoch_from_cache(dataset: Dataset, augment: ImageTransform, epoch: int) -> int:
+    """Load one epoch of the training half and return the number of images."""
     generator = torch.Generator().manual_seed(epoch)
-    seen = 0
-    for batch in epoch_batches(
-        dataset.train.labels, batch_size=BATCH, images_per_class=4, seed=(0, epoch)
+    n_images = 0
+    for batch in sample_epoch_batches(
+        dataset.train.labels, batch_size=BATCH_SIZE, images_per_class=4, seed=(0, epoch)
     ):
-        seen += len(augment.train(dataset.train.items[batch], generator))
-    return seen
+        n_images += len(augment.augment_images(dataset.train.items[batch], generator))
+    return n_images
 
 
-def from_files(files: list[Path], count: int) -> int:
-    """As many pictures, each read, decoded and changed by torchvision."""
+def run_epoch_from_files(files: list[Path], count: int) -> int:
+    """Load `count` images from files, decoded and transformed by torchvision."""
     v2 = import_torchvision("torchvision.transforms.v2")
-    change = v2.Compose(
+    transform = v2.Compose(
         [
-            v2.RandomResizedCrop(SIZE, scale=(0.16, 1.0)),
+            v2.RandomResizedCrop(IMAGE_SIZE, scale=(0.16, 1.0)),
             v2.RandomHorizontalFlip(),
             v2.ToImage(),
             v2.ToDtype(torch.float32, scale=True),
             v2.Normalize(MEAN, STD),
         ]
     )
-    for start in range(0, count, BATCH):
-        batch = files[start : min(start + BATCH, count)]
-        torch.stack([change(Image.open(f).convert("RGB")) for f in batch])
+    for start in range(0, count, BATCH_SIZE):
+        batch = files[start : min(start + BATCH_SIZE, count)]
+        torch.stack([transform(Image.open(f).convert("RGB")) for f in batch])
     return count
 
 
-def run(n: int, rounds: int, threads: int) -> dict[str, Any]:
+def run_benchmark(n: int, rounds: int, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shown = make_pictures(folder / "pictures", n)
-        files = sorted((folder / "pictures").rglob("*.jpg"))
-        options: dict[str, Any] = {"cache_dir": folder / "cache", "path": str(folder / "pictures")}
+        description = write_images(folder / "images", n)
+        files = sorted((folder / "images").rglob("*.jpg"))
+        options: dict[str, Any] = {"cache_dir": folder / "cache", "path": str(folder / "images")}
         started = time.perf_counter()
         load_dataset("folder", **options)
         built = time.perf_counter() - started
         started = time.perf_counter()
         dataset = load_dataset("folder", **options)
         opened = time.perf_counter() - started
-        augment = Augment("papers", size=SIZE, mean=MEAN, std=STD)
+        augment = ImageTransform("papers", size=IMAGE_SIZE, mean=MEAN, std=STD)
         cached, decoded = [], []
-        augment.train(dataset.train.items[:2], torch.Generator())  # imports are not the epoch's
-        from_files(files, 2)
+        # Exclude imports from the times.
+        augment.augment_images(dataset.train.items[:2], torch.Generator())
+        run_epoch_from_files(files, 2)
         for epoch in range(rounds):
             started = time.perf_counter()
-            seen = from_cache(dataset, augment, epoch)
-            cached.append((time.perf_counter() - started) / seen)
+            n_images = run_epoch_from_cache(dataset, augment, epoch)
+            cached.append((time.perf_counter() - started) / n_images)
             started = time.perf_counter()
-            from_files(files, seen)
-            decoded.append((time.perf_counter() - started) / seen)
+            run_epoch_from_files(files, n_images)
+            decoded.append((time.perf_counter() - started) / n_images)
         glyphs = load_dataset("glyphs", cache_dir=folder / "cache")
-        light = Augment("light", size=28, mean=(0.5,), std=(0.5,))
+        light = ImageTransform("light", size=28, mean=(0.5,), std=(0.5,))
         started = time.perf_counter()
-        seen = from_cache(glyphs, light, 0)
+        n_images = run_epoch_from_cache(glyphs, light, 0)
         return {
-            "pictures": f"{n} JPEG, 500 x 375, {shown}",
+            "pictures": f"{n} JPEG, 500 x 375, {description}",
             "threads": threads,
             "build_ms_per_image": 1e3 * built / n,
             "open_seconds": opened,
@@ -140,15 +142,15 @@ def run(n: int, rounds: int, threads: int) -> dict[str, Any]:
             "files_to_cache": statistics.median(
                 d / c for d, c in zip(decoded, cached, strict=True)
             ),
-            "glyphs_epoch_ms_per_image": 1e3 * (time.perf_counter() - started) / seen,
+            "glyphs_epoch_ms_per_image": 1e3 * (time.perf_counter() - started) / n_images,
         }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="fewer pictures, one round")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
-    parser.add_argument("--out", type=Path, help="default: results/, and nowhere for a quick run")
+    parser.add_argument("--quick", action="store_true", help="fewer images, two rounds")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of both methods")
+    parser.add_argument("--out", type=Path, help="default: results/, no file for a quick run")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     n, rounds = (320, 2) if options.quick else (1200, 3)
@@ -157,7 +159,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "pillow": PIL.__version__,
-        **run(n, rounds, options.threads),
+        **run_benchmark(n, rounds, options.threads),
     }
     out = options.out or (None if options.quick else RESULTS / "data.json")
     if out is not None:

@@ -1,4 +1,4 @@
-"""What does a trial cost besides its own work? Ours against Tune, Optuna and MLflow as shipped.
+"""Benchmark of the overhead of a trial against Tune with OptunaSearch and MLflowLoggerCallback.
 
 python -m tests.benchmarks.bench_platform [--quick]
 """
@@ -14,22 +14,33 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from study.runner.display import NullDisplay
 from tests.benchmarks.recording import write_result
 
 EPOCHS = 3
 
 
-def ours(trials: int, *, pause_ms: int, slots: int) -> dict[str, float]:
-    """Wall clock of a study of trivial trials, without Ray's own start."""
-    from study.home import StudyHome
-    from study.plan import load_plan, save_plan
-    from study.planning import build_plan
-    from study.read_file import parse_study
-    from study.tuning.run import run
+class ClockDisplay(NullDisplay):
+    """Display that stores the times at which progress is shown."""
+
+    def __init__(self, times: list[float]) -> None:
+        self._times = times
+
+    def show_progress(self, *_: object) -> None:
+        self._times.append(time.perf_counter())
+
+
+def run_own_study(trials: int, *, pause_ms: int, slots: int) -> dict[str, float]:
+    """Return the wall-clock time of a study of trivial trials, without the start of Ray."""
+    from study.config.loader import parse_config
+    from study.config.plan import load_plan, save_plan
+    from study.config.planner import build_plan
+    from study.directory import StudyDirectory
+    from study.runner.run import RunOptions, run
     from tests.benchmarks.trivial import TrivialTrial
 
     plan = build_plan(
-        parse_study(
+        parse_config(
             {
                 "name": "bench",
                 "data": {"name": "glyphs", "classes": 200, "samples": 4, "seed": pause_ms},
@@ -40,27 +51,27 @@ def ours(trials: int, *, pause_ms: int, slots: int) -> dict[str, float]:
         )
     )
     with tempfile.TemporaryDirectory() as folder:
-        home = StudyHome(Path(folder) / "bench")
-        home.directory.mkdir()
-        save_plan(plan, home.directory)
-        marks: list[float] = []
+        study_dir = StudyDirectory(Path(folder) / "bench")
+        study_dir.path.mkdir()
+        save_plan(plan, study_dir.path)
+        times: list[float] = []
         started = time.perf_counter()
         run(
-            home,
-            load_plan(home.directory),
-            trainable=TrivialTrial,
-            tick=lambda progress, running: marks.append(time.perf_counter()),
-            report=False,
+            study_dir,
+            load_plan(study_dir.path),
+            display=ClockDisplay(times),
+            options=RunOptions(trainable=TrivialTrial, report=False),
         )
-        return {"seconds": time.perf_counter() - started, "loop_seconds": marks[-1] - marks[0]}
+        return {"seconds": time.perf_counter() - started, "loop_seconds": times[-1] - times[0]}
 
 
-def utilisation(trials: int, *, slots: int, epoch_seconds: float) -> dict[str, float]:
-    """How busy a study of `EPOCHS * epoch_seconds` long trials keeps its slots.
+def measure_utilisation(trials: int, *, slots: int, epoch_seconds: float) -> dict[str, float]:
+    """Return the share of time in which slots run trials of `EPOCHS * epoch_seconds` seconds.
 
-    From the first trial's start to the last one's end; Ray itself is up already.
+    The time is counted from the start of the first trial to the end of the last, without the start
+    of Ray.
     """
-    row = ours(trials, pause_ms=int(1000 * epoch_seconds), slots=slots)
+    row = run_own_study(trials, pause_ms=int(1000 * epoch_seconds), slots=slots)
     work = trials * EPOCHS * epoch_seconds
     return {
         **row,
@@ -69,8 +80,10 @@ def utilisation(trials: int, *, slots: int, epoch_seconds: float) -> dict[str, f
     }
 
 
-def stock(trials: int, *, pause_ms: int, slots: int, reuse: bool, mlflow: bool) -> dict[str, float]:
-    """The same trials with OptunaSearch and MLflowLoggerCallback."""
+def run_stock_study(
+    trials: int, *, pause_ms: int, slots: int, reuse: bool, mlflow: bool
+) -> dict[str, float]:
+    """Return the wall-clock time of the same trials with OptunaSearch and MLflowLoggerCallback."""
     import optuna
     from ray import tune
     from ray.air.integrations.mlflow import MLflowLoggerCallback
@@ -114,7 +127,7 @@ def stock(trials: int, *, pause_ms: int, slots: int, reuse: bool, mlflow: bool) 
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the rows and write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
@@ -131,18 +144,22 @@ def main() -> None:
         logging_level=logging.ERROR,
     )
     rows: dict[str, dict[str, float]] = {}
-    ours(4, pause_ms=0, slots=slots)  # imports, caches and the first worker processes
-    rows["ours"] = ours(trials, pause_ms=0, slots=slots)
-    rows["stock"] = stock(trials, pause_ms=0, slots=slots, reuse=False, mlflow=True)
-    rows["stock, reuse_actors"] = stock(trials, pause_ms=0, slots=slots, reuse=True, mlflow=True)
-    rows["stock, reuse_actors, no MLflow"] = stock(
+    run_own_study(4, pause_ms=0, slots=slots)  # imports modules, fills caches and starts workers
+    rows["ours"] = run_own_study(trials, pause_ms=0, slots=slots)
+    rows["stock"] = run_stock_study(trials, pause_ms=0, slots=slots, reuse=False, mlflow=True)
+    rows["stock, reuse_actors"] = run_stock_study(
+        trials, pause_ms=0, slots=slots, reuse=True, mlflow=True
+    )
+    rows["stock, reuse_actors, no MLflow"] = run_stock_study(
         trials, pause_ms=0, slots=slots, reuse=True, mlflow=False
     )
     for name, row in rows.items():
         row["seconds_per_trial"] = row["seconds"] / trials
         row["ratio_to_ours"] = row["seconds"] / rows["ours"]["seconds"]
         print(f"{name:<32} {row['seconds_per_trial']:8.3f} s/trial  {row['ratio_to_ours']:6.1f}x")
-    busy = utilisation(4 if quick else 12, slots=slots, epoch_seconds=1.0 if quick else 10.0)
+    busy = measure_utilisation(
+        4 if quick else 12, slots=slots, epoch_seconds=1.0 if quick else 10.0
+    )
     print(f"slots busy with {busy['trial_seconds']:.0f} s trials: {busy['busy']:.1%}")
     content = {"trials": trials, "slots": slots, "rows": rows, "utilisation": busy}
     write_result("platform", content, quick=quick)

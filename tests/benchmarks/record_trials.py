@@ -1,11 +1,11 @@
-"""Train every point of a grid on real features, once, for searches to be compared on.
+"""Recording of the learning curves of a grid of points on real features, for bench_search.
 
 python -m tests.benchmarks.record_trials DIRECTORY_WITH_cub200_lite0.npz [--seeds]
 
-Writes recorded_trials.csv: a row per point with its validation MAP@R after each epoch; and
-recorded_seeds.csv: the best point's final scores with other seeds (with `--seeds` only these, of
-the table that is there). The protocol is a study's own: the training half's classes, a quarter of
-them held out for validation.
+Writes recorded_trials.csv, with a row per point and its validation MAP@R after each epoch, and
+recorded_seeds.csv, with the final scores of the best point for other seeds. With `--seeds` it
+writes only the latter, from the existing table. The protocol is that of a study: classes of the
+training half, a quarter of them held out for validation.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ LEVELS: dict[str, tuple[float, ...]] = {
 }
 
 
-def curve(point: tuple[float, ...], seed: int = 0) -> list[float]:
-    """The learning curve of one point; shorter where training diverged."""
-    from study.home import cache_dir
-    from study.jobs import Job
-    from study.planning import build_plan
-    from study.read_file import parse_study
-    from trainables.replica import DivergedError
-    from trainables.training import Training
-    from trainables.workbench import open_bench
+def train_point(point: tuple[float, ...], seed: int = 0) -> list[float]:
+    """Train one point and return its learning curve, which is shorter if training diverged."""
+    from study.config.loader import parse_config
+    from study.config.planner import build_plan
+    from study.trials.job import Job
+    from study.utils.paths import cache_dir
+    from trainables.training.context import open_context
+    from trainables.training.errors import DivergedError
+    from trainables.training.trial_trainer import TrialTrainer
 
     plan = build_plan(
-        parse_study(
+        parse_config(
             {
                 "name": "recorded",
                 "data": {"name": "arrays", "path": os.environ["RECORDED_DATA"]},
@@ -53,9 +53,9 @@ def curve(point: tuple[float, ...], seed: int = 0) -> list[float]:
         )
     )
     job = Job("t", "proxy_anchor", 0, "sobol", dict(zip(LEVELS, point, strict=True)), seed=seed)
-    spec = plan.trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
-    bench = open_bench(spec.dataset, spec.backbone, cache_dir=cache_dir())
-    training = Training(spec, bench)
+    spec = plan.build_trial_spec(job, cache_dir=cache_dir(), checkpoint_dir="")
+    context = open_context(spec.dataset, spec.backbone, cache_dir=cache_dir())
+    training = TrialTrainer(spec, context)
     scores = []
     try:
         while not training.is_done:
@@ -76,20 +76,22 @@ def main() -> None:
         with TABLE.open(encoding="utf-8", newline="") as file:
             rows = [[float(cell) for cell in row] for row in list(csv.reader(file))[1:]]
         best = max((r for r in rows if len(r) == len(LEVELS) + EPOCHS), key=lambda r: r[-1])
-        again = [(tuple(best[: len(LEVELS)]), seed) for seed in range(1, SEEDS + 1)]
-        _write(SEEDS_TABLE, ["score"], [[scores[-1]] for scores in pool.starmap(curve, again)])
+        repeats = [(tuple(best[: len(LEVELS)]), seed) for seed in range(1, SEEDS + 1)]
+        _write_csv(
+            SEEDS_TABLE, ["score"], [[scores[-1]] for scores in pool.starmap(train_point, repeats)]
+        )
 
 
 def _record_points(pool: Pool) -> None:
     points = list(itertools.product(*LEVELS.values()))
     rows: list[list[Any]] = []
-    for point, scores in zip(points, pool.imap(curve, points, chunksize=4), strict=True):
+    for point, scores in zip(points, pool.imap(train_point, points, chunksize=4), strict=True):
         rows.append([*point, *scores])
         print(f"{len(rows)}/{len(points)}", end="\r", flush=True)
-    _write(TABLE, [*LEVELS, *(f"epoch_{e}" for e in range(1, EPOCHS + 1))], rows)
+    _write_csv(TABLE, [*LEVELS, *(f"epoch_{e}" for e in range(1, EPOCHS + 1))], rows)
 
 
-def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+def _write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)

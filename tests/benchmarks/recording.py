@@ -1,4 +1,4 @@
-"""Writing down what a benchmark saw, with versions and date."""
+"""Result files of the benchmarks, with versions and date."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PACKAGES = ("torch", "ray", "optuna", "mlflow", "pytorch-metric-learning", "fais
 
 
 def write_result(name: str, content: dict[str, Any], *, quick: bool = False) -> Path | None:
-    """Keep a full run under results/; a quick one is only for looking at."""
+    """Write the result of a full run to results/ and return its path; skip quick runs."""
     if quick:
         return None
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    record = {
+    result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
         "processors": os.cpu_count(),
@@ -28,5 +28,5 @@ def write_result(name: str, content: dict[str, Any], *, quick: bool = False) -> 
         "versions": {package: version(package) for package in PACKAGES},
         **content,
     }
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The trivial trial as a user of plain Tune would write it."""
+"""Trivial trial for Tune without this platform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ray.tune import Trainable
 
 
 class StockTrivial(Trainable):  # type: ignore[misc]
-    """Reports a made-up score per epoch."""
+    """Trainable that sleeps and reports a score computed from its margin."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.settings = config
@@ -32,7 +32,7 @@ class StockTrivial(Trainable):  # type: ignore[misc]
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing to save."""
+        """Save nothing, because the trial has no state."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing to load."""
+        """Load nothing, because the trial has no state."""

@@ -1,4 +1,4 @@
-"""Trials that do nothing, for measuring what everything around them costs."""
+"""Trivial trials, for measuring the overhead of a study."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from ray.tune import Trainable
 
 
 class TrivialTrial(Trainable):  # type: ignore[misc]
-    """Reports a made-up score per epoch, after sleeping `seconds` if the study says so."""
+    """Trainable that sleeps and reports a score computed from its margin.
+
+    The data section's `seed` is the sleep per epoch in milliseconds.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         self._start(config)
@@ -46,7 +49,7 @@ class TrivialTrial(Trainable):  # type: ignore[misc]
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing to save."""
+        """Save nothing, because the trial has no state."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing to load."""
+        """Load nothing, because the trial has no state."""

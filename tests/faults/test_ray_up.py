@@ -1,7 +1,8 @@
-"""A real cluster, made with `ray up` and used from outside as a laptop would.
+"""Test of a real cluster of three hosts, created with `ray up` and used from outside.
 
-Three hosts (see hosts.py). One is cut from the network and another killed while a study runs, and
-the MLflow server is killed; the study must end complete, as if nothing had happened.
+The hosts are Linux namespaces (see `tests/support/namespace_hosts.py`). While a study runs, one
+host is disconnected, another is killed, and the MLflow server is killed; the study must be
+complete.
 """
 
 from __future__ import annotations
@@ -28,21 +29,27 @@ import psutil
 import pytest
 import yaml
 
-from study.cluster.places import MLFLOW_PORT
-from tests.cluster.hosts import HOME, SHARED, Host, hosts, missing
-from tests.cluster.strangers import ASKS, OPEN, answers
-from tests.study.driven import write_features
+from study.cluster.constants import MLFLOW_PORT
+from tests.support.namespace_hosts import (
+    HOME_DIRECTORY,
+    SHARED_DIRECTORY,
+    Host,
+    find_missing_requirement,
+    start_hosts,
+)
+from tests.support.running_studies import write_features
+from tests.support.unauthenticated_client import OPEN, REQUIRES_TOKEN, probe_ports
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.faults, pytest.mark.xdist_group("hosts")]
 ROOT = Path(__file__).resolve().parents[2]
-TRIALS = 6
-EPOCHS = 20
-TRIAL = "ray::ResourceTrainable.train"
+TRIALS_PER_LOSS = 6
+EPOCHS = 40
+TRIAL_PROCESS = "ray::ResourceTrainable"  # between two epochs too
 
 
 @dataclass
 class Laptop:
-    """The machine outside: its own folder, the cluster file, and what commands it runs."""
+    """Machine outside the cluster, with its folder and the commands that it runs."""
 
     folder: Path
     hosts: list[Host]
@@ -68,7 +75,7 @@ class Laptop:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
+    def start_command(self, *command: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -82,36 +89,37 @@ class Laptop:
         self.started.append(process)
         return process
 
-    def run(self, *command: str, timeout: float = 480) -> str:
-        """A command's output; it must succeed."""
-        began = time.monotonic()
-        process = self.start(*command)
+    def run_command(self, *command: str, timeout: float = 480) -> str:
+        """Run a command, which must succeed, and return its output."""
+        started = time.monotonic()
+        process = self.start_command(*command)
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:
             process.kill()
-        print(f"{time.monotonic() - began:6.1f} s {' '.join(command[-4:])}")
+        print(f"{time.monotonic() - started:6.1f} s {' '.join(command[-4:])}")
         assert process.returncode == 0, f"{command}: {output[-4000:]}"
         return output
 
-    def study(self, *arguments: str) -> str:
-        return self.run(sys.executable, "-m", "study", *arguments)
+    def run_study_command(self, *arguments: str) -> str:
+        """Run `study ARGUMENTS`, which must succeed, and return its output."""
+        return self.run_command(sys.executable, "-m", "study", *arguments)
 
 
 @pytest.fixture(scope="module")
 def laptop() -> Iterator[Laptop]:
-    """Three hosts that run `ray up`'s cluster; the fixture's end checks that nothing is left."""
-    reason = missing()
+    """Start the three hosts of the cluster and return the machine outside of it."""
+    reason = find_missing_requirement()
     if reason:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must be able to run the cluster test, but it {reason}")
         pytest.skip(reason)
-    # Not pytest's temporary folder: sockets below it would have names that are too long.
+    # Paths of sockets in pytest's temporary folder would be too long.
     folder = Path("/tmp", f"dml-{os.getpid()}")
     folder.mkdir()
     try:
-        with hosts(folder, ["head", "one", "two"]) as (made, key):
-            machine = Laptop(folder / "laptop", made, key)
+        with start_hosts(folder, ["head", "one", "two"]) as (machines, key):
+            machine = Laptop(folder / "laptop", machines, key)
             (machine.folder / "tmp").mkdir(parents=True)
             try:
                 yield machine
@@ -123,10 +131,10 @@ def laptop() -> Iterator[Laptop]:
 
 
 def write_cluster_file(laptop: Laptop) -> None:
-    """As a user would: with `study new`, then edited (small hosts, an impatient head)."""
+    """Create the file with `study new`, then edit it for small hosts and short health checks."""
     named = [part for host in laptop.hosts for part in ("--host", host.address)]
-    where = ["--user", "root", "--key", str(laptop.key), "--shared", SHARED]
-    laptop.study("new", "own.yaml", "--cluster", "onprem", *named, *where)
+    where = ["--user", "root", "--key", str(laptop.key), "--shared", SHARED_DIRECTORY]
+    laptop.run_study_command("new", "own.yaml", "--cluster", "onprem", *named, *where)
     path = laptop.folder / "own.yaml"
     text = path.read_text()
     own = {
@@ -137,9 +145,9 @@ def write_cluster_file(laptop: Laptop) -> None:
         "RAY_health_check_failure_threshold": "3",
     }
     lines = "".join(f"    'export {key}={value}'\n" for key, value in own.items())
-    mark = "    'export RAY_AUTH_MODE=token'\n"
-    assert mark in text
-    path.write_text(text.replace(mark, mark + lines))
+    token_line = "    'export RAY_AUTH_MODE=token'\n"
+    assert token_line in text
+    path.write_text(text.replace(token_line, token_line + lines))
 
 
 def write_study_file(laptop: Laptop) -> None:
@@ -147,51 +155,52 @@ def write_study_file(laptop: Laptop) -> None:
     shutil.copy(laptop.folder / "features.npz", laptop.folder.parent / "shared")
     content = {
         "name": "far",
-        "data": {"name": "arrays", "path": f"{SHARED}/features.npz"},
+        "data": {"name": "arrays", "path": f"{SHARED_DIRECTORY}/features.npz"},
         "losses": ["proxy_anchor", "triplet"],
         "training": {"epochs": EPOCHS, "batch_size": 32, "embedding_dim": 16},
-        "search": {"trials": TRIALS, "repeats": 1, "stop_early": False},
+        "search": {"trials": TRIALS_PER_LOSS, "repeats": 1, "stop_early": False},
         "resources": {"cpus_per_trial": os.cpu_count()},  # one trial on each host
     }
     (laptop.folder / "far.yaml").write_text(yaml.safe_dump(content))
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float, what: str) -> None:
-    began = time.monotonic()
+    started = time.monotonic()
     while not condition():
-        assert time.monotonic() < began + seconds, f"waited {seconds:g} s in vain until {what}"
+        assert time.monotonic() < started + seconds, f"waited {seconds:g} s, but not yet: {what}"
         time.sleep(0.2)
-    print(f"{time.monotonic() - began:6.1f} s until {what}")
+    print(f"{time.monotonic() - started:6.1f} s until {what}")
 
 
-def nothing_is_left(host: Host, *, seconds: float) -> None:
-    began = time.monotonic()
-    while left := host.processes():
-        assert time.monotonic() < began + seconds, f"{host.name} still runs {left}"
+def check_no_processes(host: Host, *, seconds: float) -> None:
+    started = time.monotonic()
+    while left := host.list_processes():
+        assert time.monotonic() < started + seconds, f"{host.name} still runs {left}"
         time.sleep(0.2)
-    print(f"{time.monotonic() - began:6.1f} s until nothing runs on {host.name}")
+    print(f"{time.monotonic() - started:6.1f} s until no process runs on {host.name}")
 
 
-def nobody_gets_in(laptop: Laptop) -> None:
-    """No port of the head serves a stranger: Ray's ask for the token, MLflow is on loopback."""
-    found = answers(laptop.head)
-    print("\nwhat the head's ports say to a stranger:")
-    for port, said in found.items():
-        print(f"{port:6} {said}")
-    assert MLFLOW_PORT not in found
-    assert not [said for said in found.values() if said.startswith(OPEN)]
-    assert found[6379] == ASKS
-    assert sum(said == ASKS for said in found.values()) >= 3, "Ray's head, node and workers"
+def check_access_requires_token(laptop: Laptop) -> None:
+    """Check that Ray's ports require a token and that MLflow listens only on loopback."""
+    responses = probe_ports(laptop.head)
+    print("\nresponses of the head's ports to an unauthenticated client:")
+    for port, response in responses.items():
+        print(f"{port:6} {response}")
+    assert MLFLOW_PORT not in responses
+    assert not [response for response in responses.values() if response.startswith(OPEN)]
+    assert responses[6379] == REQUIRES_TOKEN
+    n_protected = sum(response == REQUIRES_TOKEN for response in responses.values())
+    assert n_protected >= 3, "Ray's head, node and workers"
     with pytest.raises(OSError):
         socket.create_connection((laptop.head.address, MLFLOW_PORT), timeout=5)
-    stranger = {**laptop.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
+    wrong_token = {**laptop.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
     command = ["ray", "status", "--address", f"{laptop.head.address}:6379"]
-    done = subprocess.run(command, env=stranger, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=wrong_token, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "uthenticat" in done.stdout + done.stderr
 
 
-INSTALLED = """
+LIST_VERSIONS_SCRIPT = """
 import json, pathlib, study
 from importlib.metadata import PackageNotFoundError, version
 pins = pathlib.Path("~/dml-study/constraints.txt").expanduser().read_text().split()
@@ -207,36 +216,38 @@ print("INSTALLED", json.dumps([study.__file__, found, others]))
 """
 
 
-def nodes_have_what_was_shipped(laptop: Laptop) -> None:
-    """The set-up commands built and installed the project; all else has the pinned version.
+def check_installed_versions(laptop: Laptop) -> None:
+    """Check that the set-up commands installed the project and that packages have pinned versions.
 
-    pip had no index to fetch from, so it had to agree with what it found.
+    pip has no index here, so the installed versions must satisfy the pins.
     """
-    said = laptop.run("ray", "exec", "own.yaml", f"python -c {shlex.quote(INSTALLED)}")
-    (line,) = [line for line in said.splitlines() if line.startswith("INSTALLED ")]
+    output = laptop.run_command(
+        "ray", "exec", "own.yaml", f"python -c {shlex.quote(LIST_VERSIONS_SCRIPT)}"
+    )
+    (line,) = [line for line in output.splitlines() if line.startswith("INSTALLED ")]
     file, found, others = json.loads(line.removeprefix("INSTALLED "))
-    assert file.startswith(f"{HOME}/dml-study/.venv/")
+    assert file.startswith(f"{HOME_DIRECTORY}/dml-study/.venv/")
     assert file.endswith("/site-packages/study/__init__.py")
     assert found > 50
     assert others == {}
 
 
 @contextlib.contextmanager
-def ui(laptop: Laptop, *arguments: str) -> Iterator[str]:
-    """The address that `study ui` prints; afterwards, told to stop, it leaves no tunnel.
+def run_ui(laptop: Laptop, *arguments: str) -> Iterator[str]:
+    """Run `study ui` and yield the address that it prints; SIGTERM must close its tunnel.
 
-    As a shell starts it in the background of a script: it does not hear ctrl-C.
+    It ignores SIGINT, as in the background of a shell script.
     """
-    deaf = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
-    process = laptop.start(*deaf, sys.executable, "-m", "study", "ui", *arguments)
+    without_sigint = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    process = laptop.start_command(*without_sigint, sys.executable, "-m", "study", "ui", *arguments)
     assert process.stdout is not None
-    said = []
+    lines = []
     for line in process.stdout:
-        said.append(line)
+        lines.append(line)
         if found := re.search(r"http://127\.0\.0\.1:(\d+)\S*", line):
             break
     else:
-        pytest.fail(f"no address: {said}")
+        pytest.fail(f"no address: {lines}")
     (tunnel,) = psutil.Process(process.pid).children()
     assert tunnel.name() == "ssh"
     yield found[0]
@@ -248,86 +259,97 @@ def ui(laptop: Laptop, *arguments: str) -> Iterator[str]:
         socket.create_connection(("127.0.0.1", int(found[1])), timeout=5)
 
 
-def fetch(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=30) as answer:
-        return str(answer.read().decode())
+def fetch_text(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as response:
+        return str(response.read().decode())
 
 
-def answers_again(address: str) -> bool:
+def is_mlflow_running(address: str) -> bool:
     with contextlib.suppress(OSError, http.client.HTTPException):
-        return "<title>MLflow</title>" in fetch(address)
+        return "<title>MLflow</title>" in fetch_text(address)
     return False
 
 
-def mlflow_comes_back(laptop: Laptop) -> None:
-    """The page is there through a tunnel; the server and whoever keeps it are killed; the same
-    tunnel leads to a new one.
-    """
-    with ui(laptop, "far", "--cluster", "own.yaml") as address:
+def check_mlflow_restarts(laptop: Laptop) -> None:
+    """Kill the MLflow server and its supervisor; the same tunnel must reach a new server."""
+    with run_ui(laptop, "far", "--cluster", "own.yaml") as address:
         server, _, page = address.partition("/#")
-        assert "<title>MLflow</title>" in fetch(server)
+        assert "<title>MLflow</title>" in fetch_text(server)
         experiment = page.removeprefix("/experiments/").split("/")[0]
         path = f"{server}/api/2.0/mlflow/experiments/get?experiment_id={experiment}"
-        assert json.loads(fetch(path))["experiment"]["name"] == "far"
-        keeper = laptop.head.running("study.cluster.services keep head")
-        assert len(keeper) == 1
-        before = laptop.head.running("uvicorn")
+        assert json.loads(fetch_text(path))["experiment"]["name"] == "far"
+        supervisors = laptop.head.find_processes("study.cluster.supervisor keep head")
+        assert len(supervisors) == 1
+        before = laptop.head.find_processes("uvicorn")
         assert before
-        for process in keeper + before:
+        for process in supervisors + before:
             os.kill(process, signal.SIGKILL)
-        wait_until(lambda: answers_again(server), seconds=120, what="MLflow is back")
-        assert len(laptop.head.running("study.cluster.services keep head")) == 1
-        assert not set(before) & set(laptop.head.running("uvicorn"))
-        assert json.loads(fetch(path))["experiment"]["name"] == "far"
+        wait_until(lambda: is_mlflow_running(server), seconds=120, what="MLflow is running again")
+        assert len(laptop.head.find_processes("study.cluster.supervisor keep head")) == 1
+        assert not set(before) & set(laptop.head.find_processes("uvicorn"))
+        assert json.loads(fetch_text(path))["experiment"]["name"] == "far"
 
 
-def checkpoints(laptop: Laptop) -> int:
+def count_checkpoints(laptop: Laptop) -> int:
     return len(list((laptop.folder.parent / "shared").glob("far-*/*.pt")))
 
 
 def test_a_study_on_a_cluster_survives_lost_hosts_and_a_closed_laptop(laptop: Laptop) -> None:
     write_cluster_file(laptop)
     write_study_file(laptop)
-    laptop.run("ray", "up", "-y", "--disable-usage-stats", "own.yaml")
+    laptop.run_command("ray", "up", "-y", "--disable-usage-stats", "own.yaml")
 
     _, one, two = laptop.hosts
-    wait_until(lambda: one.running("raylet") and two.running("raylet"), seconds=120, what="3 nodes")
-    first = laptop.start(sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml")
     wait_until(
-        lambda: (one.running(TRIAL) and two.running(TRIAL)) or first.poll() is not None,
+        lambda: one.find_processes("raylet") and two.find_processes("raylet"),
+        seconds=120,
+        what="3 nodes",
+    )
+    first = laptop.start_command(
+        sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml"
+    )
+    wait_until(
+        lambda: (
+            (one.find_processes(TRIAL_PROCESS) and two.find_processes(TRIAL_PROCESS))
+            or first.poll() is not None
+        ),
         seconds=180,
         what="both workers train",
     )
     assert first.poll() is None, first.communicate()[0]
-    wait_until(lambda: checkpoints(laptop), seconds=60, what="an epoch has ended")
-    one.cut()
+    wait_until(lambda: count_checkpoints(laptop), seconds=60, what="an epoch has ended")
+    one.disconnect()
     two.kill()
     first.kill()  # the laptop closes
     first.communicate()
 
-    again = laptop.start(sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml")
-    mlflow_comes_back(laptop)
+    again = laptop.start_command(
+        sys.executable, "-m", "study", "run", "far.yaml", "--cluster", "own.yaml"
+    )
+    check_mlflow_restarts(laptop)
     followed, _ = again.communicate(timeout=300)
     assert again.returncode == 0, followed
     assert "far is running; following it" in followed
-    assert f"{2 * TRIALS}/{2 * TRIALS} trials" in followed
-    status = yaml.safe_load(laptop.study("status", "far", "--cluster", "own.yaml", "--json"))
+    assert f"{2 * TRIALS_PER_LOSS}/{2 * TRIALS_PER_LOSS} trials" in followed
+    status = yaml.safe_load(
+        laptop.run_study_command("status", "far", "--cluster", "own.yaml", "--json")
+    )
     assert status["state"] == "finished"
     for loss in status["losses"]:
-        assert loss["ended"] == loss["planned"] == TRIALS
+        assert loss["ended"] == loss["planned"] == TRIALS_PER_LOSS
         assert loss["failed"] == 0
 
-    laptop.study("report", "far", "--cluster", "own.yaml", "--out", "report")
+    laptop.run_study_command("report", "far", "--cluster", "own.yaml", "--out", "report")
     assert (laptop.folder / "report" / "index.html").stat().st_size > 50_000
     trials = pd.read_csv(laptop.folder / "report" / "tables" / "trials.csv")
-    assert len(trials) == 2 * TRIALS
+    assert len(trials) == 2 * TRIALS_PER_LOSS
     assert set(trials["state"]) == {"finished"}
     assert set(trials["epochs"]) == {EPOCHS}
     assert set(trials["host"]) <= {"head", "one", "two"}
-    nobody_gets_in(laptop)
-    nodes_have_what_was_shipped(laptop)
+    check_access_requires_token(laptop)
+    check_installed_versions(laptop)
 
-    one.mend()
-    laptop.run("ray", "down", "-y", "own.yaml")
+    one.reconnect()
+    laptop.run_command("ray", "down", "-y", "own.yaml")
     for host in (laptop.head, one):
-        nothing_is_left(host, seconds=60)
+        check_no_processes(host, seconds=60)

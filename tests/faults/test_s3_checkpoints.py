@@ -1,4 +1,4 @@
-"""A study whose checkpoints are on S3: a server of our own on loopback stands in for it."""
+"""Test of a study whose checkpoints are on S3, with a local server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from study.home import StudyHome
-from study.plan import load_plan
-from tests.study.driven import check_complete, launch, wait_for, workers_of, write_study
+from study.config.plan import load_plan
+from study.directory import StudyDirectory
+from tests.support.running_studies import (
+    check_complete,
+    find_trial_processes,
+    launch_command,
+    wait_for_ended_trials,
+    write_study,
+)
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.xdist_group("hosts")]
 
 
-def test_trials_go_on_from_s3(
+def test_trials_continue_from_s3(
     tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -33,18 +39,18 @@ def test_trials_go_on_from_s3(
             search={"trials": 5, "repeats": 1, "stop_early": False},
             storage={"checkpoints": "s3://shared/runs"},
         )
-        home = StudyHome(tmp_path / "studies" / "s")
-        process = launch(tmp_path / "studies", "run", str(path), "--no-report")
-        wait_for(home, 1, process)
-        for worker in workers_of(process):
+        study_dir = StudyDirectory(tmp_path / "studies" / "s")
+        process = launch_command(tmp_path / "studies", "run", str(path), "--no-report")
+        wait_for_ended_trials(study_dir, 1, process)
+        for worker in find_trial_processes(process):
             worker.kill()
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
-        trials = check_complete(home)
+        trials = check_complete(study_dir)
         assert set(trials["state"]) == {"finished"}
         best = trials.sort_values("score")["trial"].iloc[-1]
-        own = home.checkpoint_place(load_plan(home.directory)).removeprefix("s3://shared/")
+        own = study_dir.checkpoint_location(load_plan(study_dir.path)).removeprefix("s3://shared/")
         assert [stored.key for stored in bucket.objects.all()] == [f"{own}/{best}.pt"]
-        assert not home.checkpoints.exists()
+        assert not study_dir.checkpoints_dir.exists()
     finally:
         moto.stop()

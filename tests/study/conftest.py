@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from study.analyses.findings import Findings, find
-from study.table import TrialTable
-from tests.study.demo import demo_table
+from study.analyses.findings import StudyFindings, analyse_study
+from study.trials.table import TrialTable
+from tests.support.demo_study import make_demo_table
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,13 @@ def _quiet_sobol() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def demo() -> TrialTable:
-    """Three losses with every kind of knob, confirmations, sweeps and divergence."""
+    """Three losses with every kind of hyperparameter, confirmations, sweeps and divergence."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The balance properties")
-        return demo_table()
+        return make_demo_table()
 
 
 @pytest.fixture(scope="session")
-def demo_findings(demo: TrialTable) -> Findings:
+def demo_findings(demo: TrialTable) -> StudyFindings:
     """Everything the demo study says; computed once."""
-    return find(demo)
+    return analyse_study(demo)

@@ -1,4 +1,4 @@
-"""A study's directory is there whole or not at all, and belongs to one process."""
+"""A study's directory is created completely or not at all, and belongs to one process."""
 
 from __future__ import annotations
 
@@ -11,84 +11,92 @@ from pathlib import Path
 
 import pytest
 
+from study.config.plan import load_plan
+from study.directory import (
+    StudyDirectory,
+    create_study_directory,
+    find_study,
+    list_study_names,
+    new_study_directory,
+)
 from study.errors import StudyError
-from study.home import StudyHome, create_study, find_study, new_study, study_names
-from study.plan import load_plan
-from tests.study.tuning_simulation import make_plan
+from tests.support.scheduler_simulation import make_plan
 
 
-def test_of_two_starts_of_one_name_the_second_changes_nothing(tmp_path: Path) -> None:
-    first, second = new_study("s", tmp_path), new_study("s", tmp_path)  # both find nothing
-    create_study(first, make_plan())
+def test_the_second_of_two_starts_changes_nothing(tmp_path: Path) -> None:
+    # Neither exists yet.
+    first, second = new_study_directory("s", tmp_path), new_study_directory("s", tmp_path)
+    create_study_directory(first, make_plan())
     with pytest.raises(StudyError, match="study resume s"):
-        create_study(second, make_plan(search={"trials": 99}))
-    assert load_plan(first.directory).file.search.trials == 10
+        create_study_directory(second, make_plan(search={"trials": 99}))
+    assert load_plan(first.path).file.search.trials == 10
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_a_start_that_was_killed_leaves_no_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_start_leaves_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr("study.home.save_plan", killed)
+        patch.setattr("study.directory.save_plan", killed)
         with pytest.raises(SystemExit):
-            create_study(new_study("s", tmp_path), make_plan())
+            create_study_directory(new_study_directory("s", tmp_path), make_plan())
     leftover = tmp_path / ".s.0123abcd.new"
     other = tmp_path / ".s.x.0123abcd.new"
     for path in (leftover, other):
         path.mkdir()
         (path / "plan.json").write_text("{}")
-    assert study_names(tmp_path) == []
-    create_study(new_study("s", tmp_path), make_plan())
+    assert list_study_names(tmp_path) == []
+    create_study_directory(new_study_directory("s", tmp_path), make_plan())
     assert find_study("s", tmp_path).name == "s"
-    assert study_names(tmp_path) == ["s"]
+    assert list_study_names(tmp_path) == ["s"]
     assert sorted(p.name for p in tmp_path.iterdir()) == [".s.x.0123abcd.new", "s"]
 
 
-def test_a_start_that_was_overtaken_says_that_the_study_exists(
+def test_a_start_that_was_overtaken_reports_that_the_study_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The faster one tidies up and takes the slower one's folder with it."""
-    from study import plan as plans
+    """The faster one removes the temporary folder of the slower one."""
+    from study.utils.files import write_owner_only
 
     def overtaken(path: Path, text: str, uri: object) -> None:
         monkeypatch.undo()
-        create_study(new_study("s", tmp_path), make_plan())
-        plans.write_private(path, text, None)
+        create_study_directory(new_study_directory("s", tmp_path), make_plan())
+        write_owner_only(path, text, None)
 
-    monkeypatch.setattr("study.home.write_private", overtaken)
-    with pytest.raises(StudyError, match=r"study s exists .*study resume s"):
-        create_study(new_study("s", tmp_path), make_plan(search={"trials": 99}))
+    monkeypatch.setattr("study.directory.write_owner_only", overtaken)
+    with pytest.raises(StudyError, match=r"study s already exists .*study resume s"):
+        create_study_directory(new_study_directory("s", tmp_path), make_plan(search={"trials": 99}))
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_asking_whether_a_study_runs_takes_nothing_from_it(tmp_path: Path) -> None:
-    home = new_study("s", tmp_path)
-    create_study(home, make_plan())
-    assert not home.is_running()
-    assert not (home.directory / "lock").exists()
-    with home.locked():
-        assert home.is_running()
-        assert home.holder() == os.getpid()
-        with pytest.raises(StudyError, match=f"being run by process {os.getpid()}"), home.locked():
+def test_is_running_does_not_change_the_lock(tmp_path: Path) -> None:
+    study_dir = new_study_directory("s", tmp_path)
+    create_study_directory(study_dir, make_plan())
+    assert not study_dir.is_running()
+    assert not (study_dir.path / "lock").exists()
+    with study_dir.hold_lock():
+        assert study_dir.is_running()
+        assert study_dir.lock_holder_pid() == os.getpid()
+        with (
+            pytest.raises(StudyError, match=f"being run by process {os.getpid()}"),
+            study_dir.hold_lock(),
+        ):
             pass
-    before = (home.directory / "lock").read_text()
-    assert not home.is_running()
-    assert home.holder() is None
-    assert (home.directory / "lock").read_text() == before
+    before = (study_dir.path / "lock").read_text()
+    assert not study_dir.is_running()
+    assert study_dir.lock_holder_pid() is None
+    assert (study_dir.path / "lock").read_text() == before
 
 
-def test_a_start_does_not_stumble_over_a_status(tmp_path: Path) -> None:
-    home = new_study("s", tmp_path)
-    create_study(home, make_plan())
-    (home.directory / "lock").touch()
+def test_a_start_waits_for_a_concurrent_status(tmp_path: Path) -> None:
+    study_dir = new_study_directory("s", tmp_path)
+    create_study_directory(study_dir, make_plan())
+    (study_dir.path / "lock").touch()
     asking = threading.Event()
 
     def ask() -> None:
-        with (home.directory / "lock").open() as file:
+        with (study_dir.path / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             asking.set()
             time.sleep(0.1)
@@ -96,20 +104,53 @@ def test_a_start_does_not_stumble_over_a_status(tmp_path: Path) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     asking.wait()
-    with home.locked():
-        assert home.is_running()
+    with study_dir.hold_lock():
+        assert study_dir.is_running()
     thread.join()
 
 
-def test_studies_of_one_name_share_no_checkpoints(tmp_path: Path) -> None:
-    """On a store that two users share; and a study that is renamed keeps its own."""
+def test_studies_of_the_same_name_do_not_share_checkpoints(tmp_path: Path) -> None:
+    """In storage that two users share; and a renamed study keeps its checkpoints."""
     shared = {"checkpoints": "s3://bucket/all/"}
     first, second = make_plan(storage=shared), make_plan(storage=shared)
-    homes = StudyHome(tmp_path / "ann" / "s"), StudyHome(tmp_path / "bob" / "s")
-    place = homes[0].checkpoint_place(first)
-    assert place.startswith("s3://bucket/all/s-")
-    assert place != homes[1].checkpoint_place(second)
-    assert place == StudyHome(tmp_path / "renamed").checkpoint_place(first)
+    directories = StudyDirectory(tmp_path / "ann" / "s"), StudyDirectory(tmp_path / "bob" / "s")
+    location = directories[0].checkpoint_location(first)
+    assert location.startswith("s3://bucket/all/s-")
+    assert location != directories[1].checkpoint_location(second)
+    assert location == StudyDirectory(tmp_path / "renamed").checkpoint_location(first)
     old = replace(first, study_id="")
-    assert homes[0].checkpoint_place(old) == "s3://bucket/all/s"
-    assert homes[0].checkpoint_place(make_plan()) == str(homes[0].checkpoints)
+    assert directories[0].checkpoint_location(old) == "s3://bucket/all/s"
+    assert directories[0].checkpoint_location(make_plan()) == str(directories[0].checkpoints_dir)
+
+
+def test_a_study_is_found_by_name_or_path_and_a_wrong_name_suggests_one(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="contains no studies"):
+        find_study("mine", tmp_path)
+    study_dir = new_study_directory("mine", tmp_path)
+    create_study_directory(study_dir, make_plan())
+    assert find_study("mine", tmp_path) == study_dir
+    assert find_study(str(study_dir.path)) == study_dir
+    with pytest.raises(StudyError, match="did you mean 'mine'"):
+        find_study("mien", tmp_path)
+    with pytest.raises(StudyError, match="study resume mine"):
+        new_study_directory("mine", tmp_path)
+    with pytest.raises(StudyError, match=r"a study name must .* '../x'"):
+        new_study_directory("../x", tmp_path)
+
+
+def test_an_imported_study_cannot_be_run(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "mlflow.db").touch()
+    with pytest.raises(StudyError, match="theirs was imported and cannot be run"):
+        find_study("theirs", tmp_path)
+    with pytest.raises(StudyError, match="did you mean 'theirs'"):
+        find_study("their", tmp_path)
+
+
+def test_a_store_in_the_directory_keeps_its_artifacts_there(tmp_path: Path) -> None:
+    study_dir = StudyDirectory(tmp_path / "s")
+    assert study_dir.tracking_uri(make_plan()) == f"sqlite:///{tmp_path}/s/mlflow.db"
+    assert study_dir.artifact_root(make_plan()) == tmp_path / "s" / "artifacts"
+    served = make_plan(tracking={"uri": "http://127.0.0.1:9"})
+    assert study_dir.tracking_uri(served) == "http://127.0.0.1:9"
+    assert study_dir.artifact_root(served) is None

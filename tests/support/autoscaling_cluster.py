@@ -1,9 +1,9 @@
-"""A cluster that grows: Ray's own autoscaler, with nodes that are processes of this machine.
+"""Autoscaling cluster of Ray whose nodes are processes of this machine.
 
-`ray.cluster_utils.AutoscalingCluster` would do the same, but it reads a file that Ray's wheel does
-not have, and begins and ends with `ray stop --force`, which ends every Ray of the machine. So the
-same provider is named as an external one, and the processes are found by a mark in their
-environment. Run as a program, `python autoscaled.py FOLDER`, it prints what was found as JSON.
+`ray.cluster_utils.AutoscalingCluster` reads a file that Ray's wheel does not contain, and calls
+`ray stop --force`, which stops every Ray of the machine. Therefore the same node provider is
+configured as an external one, and the processes are found by a variable in their environment.
+`python autoscaling_cluster.py FOLDER` runs the studies and prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from typing import Any
 import psutil
 import ray
 
-from study.home import StudyHome
-from study.plan import load_plan, save_plan
-from study.planning import build_plan
-from study.read_file import read_study_file
-from study.tracking.server import free_port
-from study.tuning.board import ClusterBoard, Wish
-from study.tuning.run import run
-from tests.study.driven import launch, write_study
+from study.config.loader import load_config
+from study.config.plan import load_plan, save_plan
+from study.config.planner import build_plan
+from study.directory import StudyDirectory
+from study.runner.autoscaling import RayDemandStore, ResourceDemand
+from study.runner.run import RunOptions, run
+from study.tracking.ui_server import find_free_port
+from tests.support.running_studies import launch_command, write_study
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "DML_STUDY_TEST_CLUSTER"
-HEAD = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
-WORKERS = 3
+MARKER_VARIABLE = "DML_STUDY_TEST_CLUSTER"
+HEAD_NODE_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
+MAX_WORKERS = 3
 
 
-def config(port: int) -> dict[str, Any]:
-    """A head that runs no trial, and up to three nodes for one trial each."""
+def make_cluster_config(port: int) -> dict[str, Any]:
+    """Return the configuration of a head without trials and up to three nodes of one CPU each."""
     lists = ("initialization", "setup", "head_setup", "worker_setup")
     starts = ("head_start_ray", "worker_start_ray")
     return {
@@ -49,8 +49,8 @@ def config(port: int) -> dict[str, Any]:
         **{key: [] for key in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
         **{key: {} for key in ("file_mounts", "auth", "docker")},
         "file_mounts_sync_continuously": False,
-        "cluster_name": "grows",
-        "max_workers": WORKERS,
+        "cluster_name": "autoscaled",
+        "max_workers": MAX_WORKERS,
         "upscaling_speed": 100,
         "idle_timeout_minutes": 0.05,
         "provider": {
@@ -60,7 +60,7 @@ def config(port: int) -> dict[str, Any]:
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
             "launch_multiple": True,
-            "head_node_id": HEAD,
+            "head_node_id": HEAD_NODE_ID,
             "gcs_address": f"127.0.0.1:{port}",
         },
         "head_node_type": "ray.head.default",
@@ -70,27 +70,27 @@ def config(port: int) -> dict[str, Any]:
                 "resources": {"CPU": 1, "object_store_memory": 80 * 2**20},
                 "node_config": {},
                 "min_workers": 0,
-                "max_workers": WORKERS,
+                "max_workers": MAX_WORKERS,
             },
         },
     }
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """The address of a cluster; all its processes are gone afterwards."""
-    port = free_port()
+def run_cluster(folder: Path) -> Iterator[str]:
+    """Start a cluster and yield its address; kill all its processes at the end."""
+    port = find_free_port()
     file = Path.home() / "ray_bootstrap_config.yaml"  # where `ray up` puts it on a head
-    file.write_text(json.dumps(config(port)))
-    temporary = temporary_folder()
+    file.write_text(json.dumps(make_cluster_config(port)))
+    temporary = get_temporary_folder()
     temporary.mkdir()
     os.environ |= {
-        MARK: str(folder),
+        MARKER_VARIABLE: str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_FAKE_CLUSTER": "1",
         "RAY_enable_autoscaler_v2": "1",
-        "RAY_CLOUD_INSTANCE_ID": HEAD,
-        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
+        "RAY_CLOUD_INSTANCE_ID": HEAD_NODE_ID,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_NODE_ID,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
@@ -101,101 +101,103 @@ def cluster(folder: Path) -> Iterator[str]:
         "object-store-memory": 80 * 2**20,
         "include-dashboard": "false",
         "dashboard-agent-listen-port": 0,
-        "ray-client-server-port": free_port(),
+        "ray-client-server-port": find_free_port(),
         "temp-dir": temporary,
         "autoscaling-config": file,
     }
-    words = [f"--{key}={value}" for key, value in options.items()]
+    arguments = [f"--{key}={value}" for key, value in options.items()]
     ray_program = str(Path(sys.executable).parent / "ray")
     try:
-        for command in (["get-auth-token", "--generate"], ["start", "--head", *words]):
+        for command in (["get-auth-token", "--generate"], ["start", "--head", *arguments]):
             subprocess.run([ray_program, *command], check=True, stdout=subprocess.DEVNULL)
         yield f"127.0.0.1:{port}"
     finally:
         ray.shutdown()
-        end_all(str(folder))
+        kill_marked_processes(str(folder))
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every process of the cluster but this one.
+def find_marked_processes(marker: str) -> list[psutil.Process]:
+    """Return every process of the cluster except this one.
 
-    Some lose the mark, because Ray writes their title over their environment; they are children of
-    others.
+    Some processes lose the marker because Ray overwrites their environment with their title. They
+    are children of processes that have it.
     """
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+            if process.pid != os.getpid() and process.environ().get(MARKER_VARIABLE) == marker:
                 found |= {process, *process.children(recursive=True)}
     return list(found)
 
 
-def end_all(mark: str) -> None:
-    """End every process of the cluster but this one, and what they start meanwhile."""
+def kill_marked_processes(marker: str) -> None:
+    """Kill every process of the cluster except this one, including those started meanwhile."""
     deadline = time.monotonic() + 20
-    while (found := marked(mark)) and time.monotonic() < deadline:
+    while (found := find_marked_processes(marker)) and time.monotonic() < deadline:
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(found, timeout=5)
 
 
-def launched() -> list[int]:
-    """How many nodes the autoscaler started in each of its steps, as its log says."""
-    logs = temporary_folder() / "session_latest" / "logs"
+def read_launch_steps() -> list[int]:
+    """Return the number of nodes that the autoscaler started in each step, from its log."""
+    logs = get_temporary_folder() / "session_latest" / "logs"
     lines = (logs / "monitor.log").read_text().splitlines()
     steps = [re.search(r"Adding (\d+) node\(s\) of type small", line) for line in lines]
     return [int(step[1]) for step in steps if step]
 
 
-def temporary_folder(pid: int | None = None) -> Path:
-    return Path("/tmp", f"dml-{pid or os.getpid()}")  # names of sockets may not be long
+def get_temporary_folder(pid: int | None = None) -> Path:
+    # Below /tmp, because paths of sockets must be short.
+    return Path("/tmp", f"dml-{pid or os.getpid()}")
 
 
-def workers() -> int:
-    """How many nodes live besides the head."""
+def count_workers() -> int:
+    """Return the number of nodes that are alive, without the head."""
     return len([node for node in ray.nodes() if node["Alive"]]) - 1
 
 
-class Watch:
-    """How many nodes there were, as time went by, until `stop`."""
+class WorkerCountMonitor:
+    """Thread that records every change of the number of workers with its time, until `stop`."""
 
     def __init__(self) -> None:
-        self.alive: list[tuple[float, int]] = [(0.0, 0)]
+        self.counts: list[tuple[float, int]] = [(0.0, 0)]
         self._started, self._stop = time.monotonic(), threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._record_counts, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _record_counts(self) -> None:
         while not self._stop.is_set():
-            count = workers()
-            if count != self.alive[-1][1]:
-                self.alive.append((time.monotonic() - self._started, count))
+            count = count_workers()
+            if count != self.counts[-1][1]:
+                self.counts.append((time.monotonic() - self._started, count))
             time.sleep(0.05)
 
     def stop(self) -> list[tuple[float, int]]:
         self._stop.set()
         self._thread.join(10)
-        return self.alive
+        return self.counts
 
 
-def refused(folder: Path, address: str) -> dict[str, Any]:
-    """A study whose trial fits no node there is or may come."""
+def run_oversized_study(folder: Path, address: str) -> dict[str, Any]:
+    """Run a study whose trials need more CPUs than any node has or can have."""
     (folder / "huge").mkdir()
     path = write_study(folder / "huge", name="huge", resources={"cpus_per_trial": 8})
-    process = launch(folder / "studies", "run", str(path), "--address", address)
+    process = launch_command(folder / "studies", "run", str(path), "--address", address)
     output, _ = process.communicate(timeout=120)
-    left = (folder / "studies" / "huge").exists()
-    return {"code": process.returncode, "output": output, "left": left}
+    is_created = (folder / "studies" / "huge").exists()
+    return {"code": process.returncode, "output": output, "is_created": is_created}
 
 
-def shared(address: str) -> dict[str, Any]:
-    """What the board says while another study lives, and after it was killed."""
+def share_demands(address: str) -> dict[str, Any]:
+    """Return the demands of the store while another study runs and after it was killed."""
     code = (
-        "import sys, time, ray; from study.tuning.board import ClusterBoard, Wish\n"
+        "import sys, time, ray\n"
+        "from study.runner.autoscaling import RayDemandStore, ResourceDemand\n"
         "ray.init(address=sys.argv[1], log_to_driver=False)\n"
-        "ClusterBoard('other').publish(Wish({'CPU': 1.0}, 1, 2))\n"
+        "RayDemandStore('other').publish_demand(ResourceDemand({'CPU': 1.0}, 1, 2))\n"
         "print('published', flush=True)\ntime.sleep(100)"
     )
     other = subprocess.Popen(
@@ -204,95 +206,96 @@ def shared(address: str) -> dict[str, Any]:
     assert other.stdout is not None
     while "published" not in other.stdout.readline():
         assert other.poll() is None
-    board = ClusterBoard("own")
-    board.publish(Wish({"CPU": 1.0}, 1, 1))
-    both = [wish.trials for wish in board.wishes()]
+    demand_store = RayDemandStore("own")
+    demand_store.publish_demand(ResourceDemand({"CPU": 1.0}, 1, 1))
+    both = [demand.trials for demand in demand_store.list_demands()]
     other.kill()
     other.wait()
     deadline = time.monotonic() + 20
-    while len(board.wishes()) > 1 and time.monotonic() < deadline:
+    while len(demand_store.list_demands()) > 1 and time.monotonic() < deadline:
         time.sleep(0.1)
-    alone = [wish.trials for wish in board.wishes()]
-    board.publish(None)
-    return {"both": sorted(both), "alone": alone, "none": len(board.wishes())}
+    alone = [demand.trials for demand in demand_store.list_demands()]
+    demand_store.publish_demand(None)
+    return {"both": sorted(both), "alone": alone, "none": len(demand_store.list_demands())}
 
 
-def grown(folder: Path) -> dict[str, Any]:
-    """A study of nine short trials."""
-    (folder / "grows").mkdir()
+def run_autoscaled_study(folder: Path) -> dict[str, Any]:
+    """Run a study of nine short trials and record the number of workers."""
+    (folder / "autoscaled").mkdir()
     path = write_study(
-        folder / "grows",
-        name="grows",
+        folder / "autoscaled",
+        name="autoscaled",
         losses=["triplet"],
         training={"epochs": 30, "batch_size": 32, "embedding_dim": 8},
         search={"trials": 9, "repeats": 1, "stop_early": False},
     )
-    home = StudyHome(folder / "studies" / "grows")
-    plan = build_plan(read_study_file(path))
-    home.directory.mkdir(parents=True)
-    save_plan(plan, home.directory)
-    watch = Watch()
-    before = workers()
-    summary = run(home, load_plan(home.directory), report=False)
+    study_dir = StudyDirectory(folder / "studies" / "autoscaled")
+    plan = build_plan(load_config(path))
+    study_dir.path.mkdir(parents=True)
+    save_plan(plan, study_dir.path)
+    monitor = WorkerCountMonitor()
+    before = count_workers()
+    summary = run(study_dir, load_plan(study_dir.path), options=RunOptions(report=False))
     finished = time.monotonic()
-    while workers() and time.monotonic() - finished < 60:
+    while count_workers() and time.monotonic() - finished < 60:
         time.sleep(0.1)
     return {
         "before": before,
-        "finished": summary.finished,
+        "finished": summary.is_finished,
         "failed": sum(p.failed for p in summary.progress),
-        "alive": watch.stop(),
-        "launched": launched(),
-        "after": workers(),
-        "seconds_to_go": time.monotonic() - finished,
+        "worker_counts": monitor.stop(),
+        "launch_steps": read_launch_steps(),
+        "after": count_workers(),
+        "seconds_to_stop": time.monotonic() - finished,
     }
 
 
-def main(folder: Path) -> dict[str, Any]:
-    with cluster(folder) as address:
-        found = {"refused": refused(folder, address)}
+def run_all(folder: Path) -> dict[str, Any]:
+    """Start a cluster and return the results of all studies on it."""
+    with run_cluster(folder) as address:
+        results = {"oversized": run_oversized_study(folder, address)}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        found["shared"] = shared(address)
-        found["grown"] = grown(folder)
-        return found
+        results["demands"] = share_demands(address)
+        results["autoscaled"] = run_autoscaled_study(folder)
+        return results
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """`main` in a process of its own, whose home is the folder: it is the head's.
+def start_program(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run `run_all` in a new process whose home directory is the folder.
 
-    Nothing of the cluster is left afterwards, also if the process hangs or is killed.
+    All processes of the cluster are killed at the end, even if the process hangs or is killed.
     """
     environment = {
         **os.environ,
-        MARK: str(folder),
+        MARKER_VARIABLE: str(folder),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "HOME": str(folder),
         "RAY_AUTH_MODE": "token",
     }
-    words = [sys.executable, str(Path(__file__)), str(folder)]
+    command = [sys.executable, str(Path(__file__)), str(folder)]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        words, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment
+        command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment
     ) as process:
         try:
             yield process
         finally:
             process.kill()
-            end_all(str(folder))
-            shutil.rmtree(temporary_folder(process.pid), ignore_errors=True)
+            kill_marked_processes(str(folder))
+            shutil.rmtree(get_temporary_folder(process.pid), ignore_errors=True)
 
 
-def in_a_process(folder: Path) -> dict[str, Any]:
-    """What `main` finds."""
-    with started(folder) as process:
+def run_in_process(folder: Path) -> dict[str, Any]:
+    """Return the results of `run_all` in a new process."""
+    with start_program(folder) as process:
         output, errors = process.communicate(timeout=200)
     if process.returncode:
         raise AssertionError(output[-3000:] + errors[-3000:])
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return results
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(Path(sys.argv[1])), default=str))
+    print("\n" + json.dumps(run_all(Path(sys.argv[1])), default=str))

@@ -1,4 +1,4 @@
-"""Feeds a study's driver with many epochs and says what it holds."""
+"""Measurement of the memory that a driver keeps per epoch, without Ray."""
 
 from __future__ import annotations
 
@@ -6,56 +6,52 @@ import gc
 import tracemalloc
 from pathlib import Path
 
-from study.display import _Lines
-from study.home import StudyHome
-from study.tracking.writer import Tracker
-from study.tuning.describing import open_tracking
-from study.tuning.desk import Desk
-from study.tuning.telling import TrackingListener
-from tests.study.tuning_simulation import closeness, made_up_data, make_plan, open_ledger
+from study.cli.display import _LineDisplay
+from study.directory import StudyDirectory
+from study.runner.study_record import start_tracking
+from study.runner.tracking_listener import TrackingListener
+from study.tracking.tracker import Tracker
+from tests.support.controllers import open_controller
+from tests.support.scheduler_simulation import closeness_score, make_data_description, make_plan
 
-TRIALS = 5
+N_TRIALS = 5
 
 
-def held_after(folder: Path, *, sampler: str, epochs: int) -> int:
-    """Bytes that desk, ledger, record, tracker and display hold in the middle of the last trial."""
+def measure_driver_bytes(folder: Path, *, sampler: str, epochs: int) -> int:
+    """Return the bytes that controller, scheduler, journal, tracker and display hold.
+
+    They are measured in the middle of the last trial.
+    """
     plan = make_plan(
         losses=["triplet"],
         training={"epochs": epochs},
-        search={"trials": TRIALS, "sampler": sampler, "repeats": 1, "sobol_share": 0.5},
+        search={"trials": N_TRIALS, "sampler": sampler, "repeats": 1, "sobol_share": 0.5},
     )
-    home = StudyHome(folder)
-    home.directory.mkdir()
+    study_dir = StudyDirectory(folder)
+    study_dir.path.mkdir()
     tracker = Tracker(
-        "http://127.0.0.1:9",  # nobody answers: records stay in the spool
-        spool=home.spool,
+        "http://127.0.0.1:9",  # no server, so entries stay in the spool
+        spool=study_dir.spool_dir,
         artifact_root=None,
         experiment=plan.name,
     )
     try:
-        open_tracking(tracker, plan, made_up_data(), {})
-        desk = Desk(
-            plan,
-            open_ledger(plan, folder),
-            TrackingListener(tracker, plan, {}),
-            cache_dir=folder,
-            checkpoint_dir=str(home.checkpoints),
-            slots=lambda: 1,
-        )
-        display = _Lines("s")
+        start_tracking(tracker, plan, make_data_description(), {})
+        controller = open_controller(plan, folder, TrackingListener(tracker, plan, {}))
+        display = _LineDisplay("s")
         tracemalloc.start()
-        for number in range(TRIALS):
-            spec = desk.start()
+        for number in range(N_TRIALS):
+            spec = controller.start_next_trial()
             assert spec is not None
-            job = desk.ledger.running[spec["trial"]]
-            last = number == TRIALS - 1
-            for epoch in range(1, epochs if last else epochs + 1):
-                score = closeness(job, epoch)
+            job = controller.scheduler.running_jobs[spec["trial"]]
+            is_last = number == N_TRIALS - 1
+            for epoch in range(1, epochs if is_last else epochs + 1):
+                score = closeness_score(job, epoch)
                 state = "finished" if epoch == epochs else "running"
                 metrics = {"map_at_r": score, "loss": 1.0 / epoch, "seconds": 0.1}
                 result = {"state": state, "epoch": epoch, "score": score, "metrics": metrics}
-                display.show(desk.progress(), desk.running())
-                if desk.result(spec["trial"], result):
+                display.show_progress(controller.get_progress(), controller.get_running_jobs())
+                if controller.handle_result(spec["trial"], result):
                     break
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
@@ -64,9 +60,9 @@ def held_after(folder: Path, *, sampler: str, epochs: int) -> int:
         tracker.close(timeout=0.0)
 
 
-def bytes_per_epoch(folder: Path, *, sampler: str, epochs: int) -> float:
-    """What each of so many more epochs per trial leaves behind in the driver's memory."""
-    held_after(folder / "warm", sampler=sampler, epochs=10)  # imports and caches
-    short = held_after(folder / "short", sampler=sampler, epochs=10)
-    long = held_after(folder / "long", sampler=sampler, epochs=10 + epochs)
-    return (long - short) / (TRIALS * epochs)
+def measure_bytes_per_epoch(folder: Path, *, sampler: str, epochs: int) -> float:
+    """Return the bytes that stay in the driver's memory for each additional epoch of a trial."""
+    measure_driver_bytes(folder / "warm", sampler=sampler, epochs=10)  # imports and caches
+    short = measure_driver_bytes(folder / "short", sampler=sampler, epochs=10)
+    long = measure_driver_bytes(folder / "long", sampler=sampler, epochs=10 + epochs)
+    return (long - short) / (N_TRIALS * epochs)

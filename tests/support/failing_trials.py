@@ -1,4 +1,4 @@
-"""Trials in which something goes wrong, on the real path: Tune, its actor, worker and training."""
+"""Trials that fail in various ways, with the real Tune trainable, worker and trainer."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from unittest import mock
 
 import torch
 
-from trainables.trial import StudyTrial
-from trainables.workbench import Bench
-from trainables.worker import Worker
+from trainables.actors.trainable import StudyTrial
+from trainables.actors.worker import TrialWorker
+from trainables.training.context import TrainingContext
 
 
-class TroubledTrial(StudyTrial):
-    """What strikes a trial of the contrastive loss depends on its number; see `TROUBLES`."""
+class FailingTrial(StudyTrial):
+    """Trial of `FAILING_LOSS` with the fault of its number in `FAULTS`; others train normally."""
 
     def step(self) -> dict[str, Any]:
-        """One epoch, with what strikes it."""
-        assert isinstance(self._crew, Worker)
-        spec = self._crew._spec
+        """Train one epoch with the fault of the trial."""
+        assert isinstance(self._workers, TrialWorker)
+        spec = self._workers._spec
         assert spec is not None
         number = int(spec.trial.rsplit("-", 1)[1])
-        trouble = TROUBLES.get(number) if spec.loss == STRUCK else None
-        with trouble(self._crew) if trouble else contextlib.nullcontext():
+        fault = FAULTS.get(number) if spec.loss == FAILING_LOSS else None
+        with fault(self._workers) if fault else contextlib.nullcontext():
             return super().step()
 
 
 @contextlib.contextmanager
-def unreadable(worker: Worker) -> Iterator[None]:
-    """The disk with the data does not answer."""
-    with mock.patch.object(Bench, "data", side_effect=OSError(5, "Input/output error")):
+def fail_reading_data(worker: TrialWorker) -> Iterator[None]:
+    """Raise an input/output error when the data is prepared."""
+    with mock.patch.object(
+        TrainingContext, "prepare_data", side_effect=OSError(5, "Input/output error")
+    ):
         yield
 
 
 @contextlib.contextmanager
-def out_of_memory(worker: Worker) -> Iterator[None]:
-    """As CUDA says it, in the middle of a training step."""
+def run_out_of_memory(worker: TrialWorker) -> Iterator[None]:
+    """Raise CUDA's out-of-memory error in a training step."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full.")
     with mock.patch.object(torch.Tensor, "backward", side_effect=error):
         yield
 
 
 @contextlib.contextmanager
-def poisoned(worker: Worker) -> Iterator[None]:
-    """After an epoch a weight is no longer a number, so neither is the loss."""
+def set_weights_to_nan(worker: TrialWorker) -> Iterator[None]:
+    """Set the weights to NaN after the first epoch, so that the loss is NaN."""
     if worker._training is not None:
         weights = next(iter(worker._training.replicas[0].model.head.parameters()))
         weights.data.fill_(torch.nan)
@@ -56,8 +58,8 @@ def poisoned(worker: Worker) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def killed_once(worker: Worker) -> Iterator[None]:
-    """After its second epoch the process is killed, as by the kernel when memory runs out."""
+def kill_worker_once(worker: TrialWorker) -> Iterator[None]:
+    """Kill the process after its second epoch, as the kernel does when memory runs out."""
     training, spec = worker._training, worker._spec
     assert spec is not None
     marker = Path(spec.checkpoint_dir) / f"{spec.trial}.killed"
@@ -68,12 +70,18 @@ def killed_once(worker: Worker) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def broken_device(worker: Worker) -> Iterator[None]:
-    """As CUDA says it after a device-side assertion: from here on this process computes nothing."""
+def break_device(worker: TrialWorker) -> Iterator[None]:
+    """Raise a device-side assertion in this and all later steps of the process."""
     error = RuntimeError("CUDA error: device-side assert triggered")
     mock.patch.object(torch.Tensor, "backward", side_effect=error).start()
     yield
 
 
-STRUCK = "contrastive"
-TROUBLES = {1: unreadable, 2: out_of_memory, 3: poisoned, 4: killed_once, 5: broken_device}
+FAILING_LOSS = "contrastive"
+FAULTS = {
+    1: fail_reading_data,
+    2: run_out_of_memory,
+    3: set_weights_to_nan,
+    4: kill_worker_once,
+    5: break_device,
+}

@@ -1,4 +1,4 @@
-"""Response functions whose answers are known, and how right a fitted model is about them."""
+"""Response functions with known importances and curves, and measures of a model's errors."""
 
 from __future__ import annotations
 
@@ -12,212 +12,224 @@ import numpy as np
 from optuna.distributions import FloatDistribution
 from scipy.stats import qmc
 
-from search_spaces.claims import Claim, GoodValue, Sensitive, StableRange
-from search_spaces.scale import from_unit
-from search_spaces.space import Knob, Space
-from study.analyses import claims, importance, response
+from search_spaces.claims import GoodValue, PaperClaim, Sensitive, StableRange
+from search_spaces.space import Hyperparameter, SearchSpace
+from search_spaces.unit_scale import from_unit
+from study.analyses import importance, response_curves
+from study.analyses.claims import judge
 from study.analyses.loss_model import LossModel
-from study.analyses.noise import seed_noise
-from study.analyses.samples import Array, Samples, gather
-from study.analyses.surrogate import (
+from study.analyses.surrogate.observations import FloatArray, LossObservations, collect_observations
+from study.analyses.surrogate.seed_noise import estimate_seed_noise
+from study.analyses.surrogate.surrogate import (
     Refusal,
-    Surrogate,
-    fit,
-    good_settings,
+    SurrogateModel,
+    find_good_settings,
+    fit_surrogate,
     refuse_importance,
     refuse_response,
 )
-from study.table import TrialTable
-from tests.study.synthetic import (
-    Plan,
-    Problem,
-    additive,
-    ishigami,
+from study.trials.table import TrialTable
+from tests.support.synthetic_tables import (
+    SyntheticLoss,
+    SyntheticPlan,
+    ishigami_response,
+    make_additive_response,
+    make_sobol_g_response,
     make_table,
-    sobol_g,
-    unit_space,
+    make_unit_space,
 )
 
-LEVELS = (0.9, 0.95)
-"""The stated rates whose coverage is measured; the report's bands are the first."""
+COVERAGE_LEVELS = (0.9, 0.95)
+"""Nominal levels of the measured bands; the report uses the first."""
 
-REGIONS: tuple[response.Region, ...] = ("whole", "good")
+REGIONS: tuple[response_curves.CurveRegion, ...] = ("whole", "good")
 
 
 @dataclass(frozen=True)
-class Case:
-    """A response function with its noise, the lag of its learning curve, and its space."""
+class ResponseCase:
+    """Response function with its space, its seed noise and the lag of its learning curves."""
 
-    space: Space
-    response: Callable[[Array], Array]
+    space: SearchSpace
+    response: Callable[[FloatArray], FloatArray]
     noise: float
     lag: float = 0.25
 
     @property
     def tolerance(self) -> float:
-        """What the ranges and claims of the case are judged with."""
+        """Tolerance of the case's ranges and claims."""
         return 2.0 * self.noise
 
 
-def _cliff(u: Array) -> Array:
-    """A plateau that ends: beyond 0.75 of the first knob training fails."""
+def _cliff_response(u: FloatArray) -> FloatArray:
+    """Return a plateau that drops to 0.1 beyond 0.75 of the first hyperparameter."""
     return np.where(u[:, 0] > 0.75, 0.1, 0.6 - 0.15 * (u[:, 1] - 0.5) ** 2 - 0.05 * u[:, 2])
 
 
-def _ridge(u: Array) -> Array:
-    """Two knobs that must move together, one that acts alone."""
+def _ridge_response(u: FloatArray) -> FloatArray:
+    """Return a response with an interaction of two hyperparameters and an effect of a third."""
     return np.asarray(0.6 - 0.8 * (u[:, 0] - u[:, 1]) ** 2 - 0.2 * (u[:, 2] - 0.5) ** 2)
 
 
-def _log(u: Array) -> Array:
-    """80 % of the variance is the learning rate's, on its own (logarithmic) scale."""
+def _log_response(u: FloatArray) -> FloatArray:
+    """Return a response of which the learning rate, on its log scale, explains 80 %."""
     return np.asarray(0.5 + 0.2 * u[:, 1] + 0.1 * u[:, 0])
 
 
-def log_space() -> Space:
-    """A margin and a learning rate over five decades."""
-    return Space(
+def make_log_space() -> SearchSpace:
+    """Return a space of a margin and a learning rate that spans five decades."""
+    return SearchSpace(
         loss="a",
-        paper="made up",
+        paper="synthetic",
         scientific={
-            "margin": Knob(FloatDistribution(0.0, 1.0), "m", "test"),
-            "lr": Knob(FloatDistribution(1e-6, 1e-1, log=True), "η", "test"),
+            "margin": Hyperparameter(FloatDistribution(0.0, 1.0), "m", "test"),
+            "lr": Hyperparameter(FloatDistribution(1e-6, 1e-1, log=True), "η", "test"),
         },
     )
 
 
 CASES = {
-    "ishigami": Case(unit_space("a", list("abc")), ishigami, 0.15, 3.0),
-    "sobol_g": Case(unit_space("a", list("abcd")), sobol_g([0.0, 1.0, 4.5, 9.0])[0], 0.03, 0.3),
-    "log_scale": Case(log_space(), _log, 0.005),
-    "cliff": Case(unit_space("a", list("abcd")), _cliff, 0.006),
-    "ridge": Case(unit_space("a", list("abcd")), _ridge, 0.006),
-    "additive": Case(unit_space("a", list("abcd")), additive((0.3, 0.15, 0.05, 0.0)), 0.006),
+    "ishigami": ResponseCase(make_unit_space("a", list("abc")), ishigami_response, 0.15, 3.0),
+    "sobol_g": ResponseCase(
+        make_unit_space("a", list("abcd")),
+        make_sobol_g_response([0.0, 1.0, 4.5, 9.0])[0],
+        0.03,
+        0.3,
+    ),
+    "log_scale": ResponseCase(make_log_space(), _log_response, 0.005),
+    "cliff": ResponseCase(make_unit_space("a", list("abcd")), _cliff_response, 0.006),
+    "ridge": ResponseCase(make_unit_space("a", list("abcd")), _ridge_response, 0.006),
+    "additive": ResponseCase(
+        make_unit_space("a", list("abcd")), make_additive_response((0.3, 0.15, 0.05, 0.0)), 0.006
+    ),
 }
 PLANS = {
-    "space-filling": Plan(trials=120, sobol_share=1.0, bayes=False, stop=False),
-    "40% sobol, TPE, early stopping": Plan(trials=120, tpe=True),
+    "space-filling": SyntheticPlan(trials=120, sobol_share=1.0, bayes=False, stop=False),
+    "40% sobol, TPE, early stopping": SyntheticPlan(trials=120, tpe=True),
 }
 
 
 @dataclass(frozen=True)
-class Truth:
-    """The function itself in the place of a surrogate, so that the same code gives the truth."""
+class TrueModel:
+    """Response function with the interface of a surrogate, for reference results."""
 
-    samples: Samples
-    response: Callable[[Array], Array]
-    noise: float
-    jumps: bool = True
+    observations: LossObservations
+    response: Callable[[FloatArray], FloatArray]
+    noise_sd: float
+    has_jumps: bool = True
 
-    def draws(self, units: Array) -> Array:
-        """One draw, the right one."""
+    def draw_scores(self, units: FloatArray) -> FloatArray:
+        """Return one draw: the true scores."""
         return self.response(np.atleast_2d(units))[None]
 
     @cached_property
-    def good(self) -> Array:
-        """The best settings there are, as a surrogate finds them."""
-        return good_settings(self.samples, self.mean, self.noise)
+    def good_settings(self) -> FloatArray:
+        """Best settings, selected as for a surrogate."""
+        return find_good_settings(self.observations, self.predict_mean, self.noise_sd)
 
-    def mean(self, units: Array) -> Array:
-        """The same."""
-        return np.asarray(self.draws(units)[0])
+    def predict_mean(self, units: FloatArray) -> FloatArray:
+        """Return the true scores."""
+        return np.asarray(self.draw_scores(units)[0])
 
 
-def study_of(name: str, plan: Plan, seed: int) -> TrialTable:
-    """A made-up study of one case."""
+def make_case_table(name: str, plan: SyntheticPlan, seed: int) -> TrialTable:
+    """Return a synthetic study of one case."""
     case = CASES[name]
-    return make_table([Problem(case.space, case.response, case.noise, case.lag)], plan, seed=seed)
+    return make_table(
+        [SyntheticLoss(case.space, case.response, case.noise, case.lag)], plan, seed=seed
+    )
 
 
-def measure(name: str, table: TrialTable, model: Surrogate) -> dict[str, Any]:
-    """Everything that can be right or wrong about one fitted model.
+def measure_model(name: str, table: TrialTable, model: SurrogateModel) -> dict[str, Any]:
+    """Return errors and coverages of a fitted model, as one row of the benchmark.
 
-    Importances and curves that the report would refuse are left out, and said to be.
+    Importances and curves that the report would refuse are omitted and marked as refused.
     """
     case = CASES[name]
-    truth: Any = Truth(model.samples, case.response, case.noise)
-    row: dict[str, Any] = {"kind": model.kind, "r2": model.best.r2}
+    truth: Any = TrueModel(model.observations, case.response, case.noise)
+    row: dict[str, Any] = {"kind": model.kind, "r2": model.selected_cv_result.r2}
     refused = refuse_importance(model) is not None
     row["shares_refused"] = refused
     if not refused:
-        row |= _shares(model, truth)
-    no_curves = refuse_response(model, seed_noise(table, "a"))
+        row |= _measure_importances(model, truth)
+    no_curves = refuse_response(model, estimate_seed_noise(table, "a"))
     row["curves_refused"] = no_curves is not None
     if no_curves is None:
-        anywhere = np.random.default_rng(0).random((4096, len(model.samples.knobs)))
-        spread = float(np.ptp(case.response(anywhere)))
+        points = np.random.default_rng(0).random((4096, len(model.observations.params)))
+        spread = float(np.ptp(case.response(points)))
         for region in REGIONS:
-            row |= _curves(model, truth, region, spread)
-        row |= _ranges(model, truth, case.tolerance)
-    row |= _verdicts(table, model, truth, case, no_curves)
+            row |= _measure_curves(model, truth, region, spread)
+        row |= _measure_ranges(model, truth, case.tolerance)
+    row |= _count_verdicts(table, model, truth, case, no_curves)
     return row
 
 
-def fitted(name: str, table: TrialTable, seed: int) -> Surrogate:
-    """The report's model of a made-up study."""
-    model = fit(gather(table, "a"), seed=seed)
-    assert isinstance(model, Surrogate), (name, model)
+def fit_model(name: str, table: TrialTable, seed: int) -> SurrogateModel:
+    """Return the model that the report would fit to the study."""
+    model = fit_surrogate(collect_observations(table, "a"), seed=seed)
+    assert isinstance(model, SurrogateModel), (name, model)
     return model
 
 
-def held(draws: Array, truth: Array, *, slack: float = 0.0) -> dict[str, float]:
-    """How often bands of each level hold the truth, and how wide the first is."""
+def measure_coverage(
+    draws: FloatArray, truth: FloatArray, *, slack: float = 0.0
+) -> dict[str, float]:
+    """Return the share of true values within the bands of each level, and the first's width."""
     out = {}
-    for level in LEVELS:
+    for level in COVERAGE_LEVELS:
         low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
         inside = (truth >= low - slack) & (truth <= high + slack)
         out[f"in_{100 * level:.0f}"] = float(inside.mean())
-        if level == LEVELS[0]:
+        if level == COVERAGE_LEVELS[0]:
             out["width"] = float((high - low).mean())
     return out
 
 
-def _shares(model: Surrogate, truth: Any) -> dict[str, Any]:
-    found = importance.shares(model)
-    real = importance.shares(truth, n=8192)
-    first, total = real.first[0], real.total[0]
-    mean = np.clip(found.first.mean(axis=0), 0.0, None)
+def _measure_importances(model: SurrogateModel, truth: Any) -> dict[str, Any]:
+    found = importance.indices_from_values(importance.evaluate_saltelli_design(model))
+    real = importance.indices_from_values(importance.evaluate_saltelli_design(truth, n=8192))
+    first, total = real.first_order[0], real.total[0]
+    mean = np.clip(found.first_order.mean(axis=0), 0.0, None)
     row: dict[str, Any] = {
         "l1": float(np.abs(mean / mean.sum() - first / first.sum()).sum()),
-        "top1": top(found.total.mean(axis=0), total),
+        "top1": is_top_param_found(found.total.mean(axis=0), total),
     }
-    # Half a point is the error of the integration itself.
-    for key, draws, value in (("first", found.first, first), ("total", found.total, total)):
-        row |= {f"{key}_{k}": v for k, v in held(draws, value, slack=0.005).items()}
+    # 0.005 is the error of the numerical integration.
+    for key, draws, value in (("first", found.first_order, first), ("total", found.total, total)):
+        row |= {f"{key}_{k}": v for k, v in measure_coverage(draws, value, slack=0.005).items()}
     return row
 
 
-def top(shares: Array, truth: Array) -> bool:
-    """Whether the knob ranked first is one, ties aside."""
+def is_top_param_found(shares: FloatArray, truth: FloatArray) -> bool:
+    """Return whether the first-ranked hyperparameter is the most important, within 0.02."""
     return bool(truth[int(shares.argmax())] >= truth.max() - 0.02)
 
 
-def _curves(
-    model: Surrogate, truth: Any, region: response.Region, spread: float
+def _measure_curves(
+    model: SurrogateModel, truth: Any, region: response_curves.CurveRegion, spread: float
 ) -> dict[str, float]:
-    """Points of all curves of a region; widths as a share of the response's range."""
-    others = reference = response.background(model, region)
+    """Return the coverage of all curves of a region; widths are relative to the score range."""
+    others = reference = response_curves.select_background_points(model, region)
     if region == "whole":
         reference = qmc.Sobol(others.shape[1], seed=1).random(4096)
     grid = np.linspace(0.05, 0.95, 7)
     draws, real = [], []
-    for knob in model.samples.knobs:
-        draws.append(response.curve_draws(model, knob, grid, others))
-        real.append(response.curve_draws(truth, knob, grid, reference)[0])
-    found = held(np.concatenate(draws, axis=1), np.concatenate(real))
+    for param in model.observations.params:
+        draws.append(response_curves.draw_curves(model, param, grid, others))
+        real.append(response_curves.draw_curves(truth, param, grid, reference)[0])
+    found = measure_coverage(np.concatenate(draws, axis=1), np.concatenate(real))
     found["width"] /= spread
     return {f"{region}_{k}": v for k, v in found.items()}
 
 
-def _ranges(model: Surrogate, truth: Any, tolerance: float) -> dict[str, float]:
-    """Values called safe or costly in the good region, and how many truly are."""
-    others = response.background(model, "good")
+def _measure_ranges(model: SurrogateModel, truth: Any, tolerance: float) -> dict[str, float]:
+    """Count the values called safe or costly in the good region, and the correct ones."""
+    others = response_curves.select_background_points(model, "good")
     counts = dict.fromkeys(("values", "safe", "safe_right", "costly", "costly_right"), 0.0)
-    for knob in model.samples.knobs:
-        curve = response.curve(model, "good", knob, others, tolerance)
+    for param in model.observations.params:
+        curve = response_curves.analyse_param_curve(model, "good", param, others, tolerance)
         known = curve["supported"].to_numpy(dtype=bool)
         grid = curve["unit"].to_numpy(dtype=float)
-        real = response.curve_draws(truth, knob, grid, others)[0]
+        real = response_curves.draw_curves(truth, param, grid, others)[0]
         cost = real[known].max(initial=-np.inf) - real
         status = curve["status"].to_numpy()
         safe, costly = status == "safe", status == "costly"
@@ -229,25 +241,31 @@ def _ranges(model: Surrogate, truth: Any, tolerance: float) -> dict[str, float]:
     return counts
 
 
-def _verdicts(
-    table: TrialTable, model: Surrogate, truth: Any, case: Case, no_curves: Refusal | None
+def _count_verdicts(
+    table: TrialTable,
+    model: SurrogateModel,
+    truth: Any,
+    case: ResponseCase,
+    no_curves: Refusal | None,
 ) -> dict[str, float]:
-    """Claims about every knob, judged by the trials and by the function itself."""
+    """Count verdicts on claims that agree and disagree with those of the true function."""
     counts = dict.fromkeys(("claims", "right", "wrong"), 0.0)
-    for claim in _claims(case.space):
-        ours = claims.judge(table, {"a": LossModel(model, no_curves, case.tolerance)}, "a", claim)
-        real = claims.judge(table, {"a": LossModel(truth, None, case.tolerance)}, "a", claim)
+    for claim in _make_claims(case.space):
+        ours = judge.judge_claim(
+            table, {"a": LossModel(model, no_curves, case.tolerance)}, "a", claim
+        )
+        real = judge.judge_claim(table, {"a": LossModel(truth, None, case.tolerance)}, "a", claim)
         counts["claims"] += 1.0
         if ours.verdict != "cannot tell" and real.verdict != "cannot tell":
             counts["right" if ours.verdict == real.verdict else "wrong"] += 1.0
     return counts
 
 
-def _claims(space: Space) -> list[Claim]:
+def _make_claims(space: SearchSpace) -> list[PaperClaim]:
     out = []
-    for knob, distribution in space.distributions.items():
+    for param, distribution in space.distributions.items():
         ends = [float(from_unit(distribution, u)) for u in (0.1, 0.4, 0.6, 0.9)]
-        out += [Claim("", "", "", StableRange(knob, a, b)) for a, b in pairwise(ends)]
-        out += [Claim("", "", "", GoodValue(knob, v)) for v in ends]
-        out.append(Claim("", "", "", Sensitive(knob)))
+        out += [PaperClaim("", "", "", StableRange(param, a, b)) for a, b in pairwise(ends)]
+        out += [PaperClaim("", "", "", GoodValue(param, v)) for v in ends]
+        out.append(PaperClaim("", "", "", Sensitive(param)))
     return out

@@ -1,8 +1,8 @@
-"""Hosts made of namespaces: their own address, processes, home, temporary files and sshd.
+"""Hosts made of Linux namespaces, with their own address, processes, home directory and sshd.
 
-They share the machine's files otherwise, and each has this Python environment, with changes of its
-own, as `~/dml-study/.venv`: an image with all but the project itself installed. This process is
-outside, like a laptop; it reaches them by ssh alone.
+The hosts share the other files of the machine. `~/dml-study/.venv` of each host is an overlay of
+this Python environment, like an image with everything but the project installed. The test process
+is outside of the hosts, like a laptop, and reaches them only by ssh.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from pathlib import Path
 
 import psutil
 
-HOME = "/tmp/home"
-OWN = ("/tmp", "/run", "/mnt", "/dev/shm")
-"""Folders of which each host has its own; this project and Python may be below one of them."""
-NEEDED = sorted({str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix})
-SHARED = "/mnt/shared"
+HOME_DIRECTORY = "/tmp/home"
+PRIVATE_DIRECTORIES = ("/tmp", "/run", "/mnt", "/dev/shm")
+"""Directories that each host has for itself; this project and Python may be below one of them."""
+REQUIRED_DIRECTORIES = sorted(
+    {str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix}
+)
+SHARED_DIRECTORY = "/mnt/shared"
 
-_PIP = """\
+_PIP_CONFIG = """\
 [global]
 no-index = true
 [install]
 no-build-isolation = false
 """
-"""Nothing can be fetched: pip has to find every version it wants here, or fail. (pip reads the last
-line as "build isolation: false"; it would fetch setuptools anew.)"""
+"""pip must use the installed versions or fail. It reads the last line as "build isolation: false";
+with isolation it would download setuptools."""
 
-_INIT = """\
+_INIT_SCRIPT = """\
 set -e
 export LC_ALL=C
 mount --make-rprivate /
@@ -59,7 +61,7 @@ hostname {name}
 wait
 """
 
-_SSHD = """\
+_SSHD_CONFIG = """\
 Port 22
 ListenAddress {address}
 HostKey /mnt/own/host_key
@@ -73,12 +75,12 @@ MaxSessions 50
 """
 
 
-def missing() -> str:
-    """Why hosts cannot be made here; empty when they can."""
+def find_missing_requirement() -> str:
+    """Return why this machine cannot create hosts, or an empty string if it can."""
     if sys.platform != "linux":
         return f"needs Linux, this is {sys.platform}"
     if os.geteuid() != 0:
-        return "needs root, to make namespaces"
+        return "needs root to create namespaces"
     tools = ["ip", "unshare", "ssh", "ssh-keygen", "rsync", "mount", "hostname"]
     absent = [tool for tool in tools if shutil.which(tool) is None]
     if not Path("/usr/sbin/sshd").exists():
@@ -95,7 +97,7 @@ def missing() -> str:
 
 @dataclass
 class Host:
-    """One host: a network namespace and a process that is its first."""
+    """Host that consists of a network namespace and a first process with its own namespaces."""
 
     name: str
     address: str
@@ -104,60 +106,60 @@ class Host:
     folder: Path
     init: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
-    def cut(self) -> None:
-        """Take the host off the network; its processes go on."""
-        _run("ip", "link", "set", self.link, "down")
+    def disconnect(self) -> None:
+        """Disconnect the host from the network; its processes keep running."""
+        _run_command("ip", "link", "set", self.link, "down")
 
-    def mend(self) -> None:
-        """Put the host back on the network."""
-        _run("ip", "link", "set", self.link, "up")
+    def reconnect(self) -> None:
+        """Connect the host to the network again."""
+        _run_command("ip", "link", "set", self.link, "up")
 
     def kill(self) -> None:
-        """End every process of the host at once, as a power cut does."""
+        """Kill every process of the host at once, like a power failure."""
         assert self.init is not None
         self.init.kill()  # unshare --kill-child: the namespace's first process dies with it
         self.init.wait()
 
-    def processes(self) -> dict[int, str]:
-        """What runs on the host besides its first process and sshd: command lines by number."""
-        space = Path(f"/proc/{self.first()}/ns/pid").readlink()
+    def list_processes(self) -> dict[int, str]:
+        """Return command lines by process id, without the first process and sshd."""
+        namespace = Path(f"/proc/{self.get_first_pid()}/ns/pid").readlink()
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                mine = Path(f"/proc/{process.pid}/ns/pid").readlink() == space
-                if mine and process.pid != self.first() and "sshd" not in process.name():
+                is_own = Path(f"/proc/{process.pid}/ns/pid").readlink() == namespace
+                if is_own and process.pid != self.get_first_pid() and "sshd" not in process.name():
                     found[process.pid] = " ".join(process.cmdline())  # raises for a zombie
         return found
 
-    def running(self, name: str) -> list[int]:
-        """Processes of the host in whose command lines a word stands."""
-        return [number for number, command in self.processes().items() if name in command]
+    def find_processes(self, name: str) -> list[int]:
+        """Return the ids of the processes whose command lines contain `name`."""
+        return [pid for pid, command in self.list_processes().items() if name in command]
 
-    def first(self) -> int:
-        """The process that is the first of its namespace."""
+    def get_first_pid(self) -> int:
+        """Return the id of the first process of the host's namespace."""
         assert self.init is not None
         children = psutil.Process(self.init.pid).children(recursive=True)
-        space = Path("/proc/self/ns/pid").readlink()
+        own_namespace = Path("/proc/self/ns/pid").readlink()
         for child in children:
-            if Path(f"/proc/{child.pid}/ns/pid").readlink() != space:
+            if Path(f"/proc/{child.pid}/ns/pid").readlink() != own_namespace:
                 return int(child.pid)
         raise RuntimeError(f"{self.name} is not running")
 
 
 @contextlib.contextmanager
-def hosts(folder: Path, names: Sequence[str]) -> Iterator[tuple[list[Host], Path]]:
-    """Hosts on a bridge of their own, and the private key that opens them; all gone afterwards."""
+def start_hosts(folder: Path, names: Sequence[str]) -> Iterator[tuple[list[Host], Path]]:
+    """Start hosts on a new bridge and yield them with their private key; remove them at the end."""
     tag = f"{os.getpid() % 100000}"
     subnet = f"10.213.{os.getpid() % 250}"
     bridge = f"dml{tag}"
     key = folder / "key"
-    _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+    _run_command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
     (folder / "shared").mkdir()
-    made: list[Host] = []
-    _run("ip", "link", "add", bridge, "type", "bridge")
+    hosts: list[Host] = []
+    _run_command("ip", "link", "add", bridge, "type", "bridge")
     try:
-        _run("ip", "address", "add", f"{subnet}.254/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
+        _run_command("ip", "address", "add", f"{subnet}.254/24", "dev", bridge)
+        _run_command("ip", "link", "set", bridge, "up")
         for number, name in enumerate(names, start=1):
             host = Host(
                 name=name,
@@ -166,54 +168,53 @@ def hosts(folder: Path, names: Sequence[str]) -> Iterator[tuple[list[Host], Path
                 link=f"dml{tag}v{number}",
                 folder=folder,
             )
-            made.append(host)
-            _connect(host, bridge)
-            _start(host, key)
-        for host in made:
-            _await_ssh(host)
-        yield made, key
+            hosts.append(host)
+            _connect_host(host, bridge)
+            _start_host(host, key)
+        for host in hosts:
+            _wait_for_ssh(host)
+        yield hosts, key
     finally:
-        for host in made:
+        for host in hosts:
             if host.init is not None:
                 host.kill()
             subprocess.run(["ip", "netns", "del", host.netns], capture_output=True)
             subprocess.run(["ip", "link", "del", host.link], capture_output=True)
-        _run("ip", "link", "del", bridge)
+        _run_command("ip", "link", "del", bridge)
 
 
-def _connect(host: Host, bridge: str) -> None:
-    _run("ip", "netns", "add", host.netns)
-    _run("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0",
+def _connect_host(host: Host, bridge: str) -> None:
+    _run_command("ip", "netns", "add", host.netns)
+    _run_command("ip", "link", "add", host.link, "type", "veth", "peer", "name", "eth0",
          "netns", host.netns)  # fmt: skip
-    _run("ip", "link", "set", host.link, "master", bridge, "up")
+    _run_command("ip", "link", "set", host.link, "master", bridge, "up")
     inside = ("ip", "-n", host.netns)
-    _run(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
-    _run(*inside, "link", "set", "lo", "up")
-    _run(*inside, "link", "set", "eth0", "up")
-    # Ray asks which address it would use towards the world; nothing is ever sent there, and
-    # nothing would get further than this bridge.
-    _run(*inside, "route", "add", "default", "dev", "eth0")
+    _run_command(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
+    _run_command(*inside, "link", "set", "lo", "up")
+    _run_command(*inside, "link", "set", "eth0", "up")
+    # Ray determines its address from the default route. Packets cannot leave this bridge.
+    _run_command(*inside, "route", "add", "default", "dev", "eth0")
 
 
-def _start(host: Host, key: Path) -> None:
+def _start_host(host: Host, key: Path) -> None:
     own = host.folder / host.name
     own.mkdir()
-    _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(own / "host_key"))
+    _run_command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(own / "host_key"))
     shutil.copy(key.with_suffix(".pub"), own / "authorized_keys")
-    (own / "pip.conf").write_text(_PIP)
-    (own / "sshd_config").write_text(_SSHD.format(address=host.address))
+    (own / "pip.conf").write_text(_PIP_CONFIG)
+    (own / "sshd_config").write_text(_SSHD_CONFIG.format(address=host.address))
     (own / "passwd").write_text(
-        f"root:x:0:0:root:{HOME}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+        f"root:x:0:0:root:{HOME_DIRECTORY}:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     )
-    hidden = [path for path in NEEDED if path.startswith(OWN)]
+    hidden = [path for path in REQUIRED_DIRECTORIES if path.startswith(PRIVATE_DIRECTORIES)]
     keep = [f"mkdir /mnt/{i} && mount --bind {path} /mnt/{i}" for i, path in enumerate(hidden)]
     back = [f"mkdir -p {path} && mount --bind /mnt/{i} {path}" for i, path in enumerate(hidden)]
-    script = _INIT.format(
-        shared=SHARED,
+    script = _INIT_SCRIPT.format(
+        shared=SHARED_DIRECTORY,
         folder=host.folder,
         name=host.name,
-        home=HOME,
+        home=HOME_DIRECTORY,
         prefix=sys.prefix,
         keep="\n".join(keep),
         bring_back="\n".join(back),
@@ -226,12 +227,12 @@ def _start(host: Host, key: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"], "HOME": HOME, "LANG": "C.UTF-8"},
+            env={"PATH": os.environ["PATH"], "HOME": HOME_DIRECTORY, "LANG": "C.UTF-8"},
             start_new_session=True,
         )  # fmt: skip
 
 
-def _await_ssh(host: Host) -> None:
+def _wait_for_ssh(host: Host) -> None:
     import socket
 
     deadline = time.monotonic() + 30
@@ -244,7 +245,7 @@ def _await_ssh(host: Host) -> None:
     raise RuntimeError(f"{host.name} has no sshd: {' '.join(logs)}")
 
 
-def _run(*command: str) -> None:
+def _run_command(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

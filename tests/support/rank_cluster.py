@@ -1,6 +1,6 @@
-"""Studies whose trials have several ranks, on a small cluster of this machine with logical GPUs.
+"""Studies whose trials have several ranks, on a local cluster of two nodes with logical GPUs.
 
-Run as a program, `python rank_cluster.py FOLDER`, it prints what was found as JSON.
+`python rank_cluster.py FOLDER` runs the studies and prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from study.home import StudyHome
-from study.plan import load_plan, save_plan
-from study.planning import build_plan
-from study.read_file import read_study_file
-from study.tuning.run import run
-from tests.study.driven import ended_trials, launch, write_study
+from study.config.loader import load_config
+from study.config.plan import load_plan, save_plan
+from study.config.planner import build_plan
+from study.directory import StudyDirectory
+from study.runner.run import RunOptions, run
+from tests.support.running_studies import count_ended_trials, launch_command, write_study
 
-TOTAL = {"CPU": 4.0, "GPU": 4.0}
-
-
-def actors(name: str) -> list[dict[str, Any]]:
-    """Living actors of a class, as the cluster's head knows them."""
-    from ray._private.state import actors as known
-
-    found = known().values()
-    return [a for a in found if a["State"] != "DEAD" and name in a["ActorClassName"]]
+CLUSTER_RESOURCES = {"CPU": 4.0, "GPU": 4.0}
 
 
-def rank_processes() -> list[psutil.Process]:
-    """Processes that are ranks of this cluster."""
+def list_actors(name: str) -> list[dict[str, Any]]:
+    """Return the actors that are not dead and whose class name contains `name`."""
+    from ray._private.state import actors
+
+    states = actors().values()
+    return [a for a in states if a["State"] != "DEAD" and name in a["ActorClassName"]]
+
+
+def find_rank_processes() -> list[psutil.Process]:
+    """Return the processes that are ranks of this cluster."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -54,45 +54,48 @@ def rank_processes() -> list[psutil.Process]:
     return found
 
 
-def held() -> dict[str, Any]:
-    """What is still held of the cluster."""
+def list_held_resources() -> dict[str, Any]:
+    """Return the actors, placement groups, processes and resources that are still in use."""
     table = placement_group_table().values()
     free = ray.available_resources()
     return {
-        "actors": len(actors("")),
+        "actors": len(list_actors("")),
         "groups": sum(group["state"] != "REMOVED" for group in table),
-        "processes": len(rank_processes()),
-        "missing": {k: v - free.get(k, 0.0) for k, v in TOTAL.items() if free.get(k, 0.0) != v},
+        "processes": len(find_rank_processes()),
+        "missing": {
+            k: v - free.get(k, 0.0) for k, v in CLUSTER_RESOURCES.items() if free.get(k, 0.0) != v
+        },
     }
 
 
-def settled() -> dict[str, Any]:
-    """What is still held after a while: Ray frees things in the background."""
+def wait_for_release() -> dict[str, Any]:
+    """Wait up to a minute until nothing is in use, because Ray frees resources asynchronously."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        last = held()
+        last = list_held_resources()
         if not any(last.values()):
             break
         time.sleep(0.2)
     return last
 
 
-def study(folder: Path, name: str, **changes: Any) -> tuple[StudyHome, Path]:
-    """A study of its own in the folder."""
+def write_named_study(folder: Path, name: str, **changes: Any) -> tuple[StudyDirectory, Path]:
+    """Write a study file; return the directory that the study will have, and the file."""
     (folder / name).mkdir()
     path = write_study(folder / name, **{"name": name, **changes})
-    return StudyHome(folder / "studies" / name), path
+    return StudyDirectory(folder / "studies" / name), path
 
 
-def execute(home: StudyHome, path: Path) -> bool:
-    plan = build_plan(read_study_file(path))
-    home.directory.mkdir(parents=True, exist_ok=True)
-    save_plan(plan, home.directory)
-    return run(home, load_plan(home.directory), report=False).finished
+def run_study(study_dir: StudyDirectory, path: Path) -> bool:
+    """Run a study in this process and return whether it finished."""
+    plan = build_plan(load_config(path))
+    study_dir.path.mkdir(parents=True, exist_ok=True)
+    save_plan(plan, study_dir.path)
+    return run(study_dir, load_plan(study_dir.path), options=RunOptions(report=False)).is_finished
 
 
-def meanwhile(condition: Callable[[], Any], action: Callable[[], None]) -> None:
-    """Do something as soon as a condition holds."""
+def run_when(condition: Callable[[], Any], action: Callable[[], None]) -> None:
+    """Call an action in a thread as soon as a condition holds."""
 
     def wait() -> None:
         while not condition():
@@ -102,26 +105,28 @@ def meanwhile(condition: Callable[[], Any], action: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def watched(seen: dict[str, Any]) -> None:
-    """Remember, for as long as the process lives, how many ranks and nodes were used at once."""
+def monitor_ranks(seen: dict[str, Any]) -> None:
+    """Record the largest number of simultaneous ranks and nodes until Ray shuts down."""
 
-    def watch() -> None:
+    def poll() -> None:
         while ray.is_initialized():
-            ranks = [a for a in actors("Rank") if a["State"] == "ALIVE"]
+            ranks = [a for a in list_actors("Rank") if a["State"] == "ALIVE"]
             seen["ranks"] = max(seen["ranks"], len(ranks))
             seen["nodes"] = max(seen["nodes"], len({a["Address"]["NodeID"] for a in ranks}))
             seen["pids"] |= {a["Pid"] for a in ranks}
             time.sleep(0.1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=poll, daemon=True).start()
 
 
-def many_ranks(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
-    """Points that fail, trials that stop early, and one rank that is killed."""
-    home, path = study(
+def run_with_failures(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
+    """Run a study with failing points, pruned trials and a rank that is killed."""
+    study_dir, path = write_named_study(
         folder,
-        "hurt",
+        "failures",
         losses={"proxy_anchor": {"search": {"embedding_dim": {"choices": [8, 2**40]}}}},
+        # Seconds per trial: one that takes less can end before the ranks of the next have started.
+        training={"epochs": 80, "batch_size": 32, "embedding_dim": 8},
         search={
             "trials": 14,
             "sobol_share": 0.3,
@@ -138,27 +143,27 @@ def many_ranks(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
     killed: list[int] = []
 
     def kill() -> None:
-        victim = rank_processes()[0]
-        killed.append(victim.pid)
-        victim.kill()
+        process = find_rank_processes()[0]
+        killed.append(process.pid)
+        process.kill()
 
-    meanwhile(lambda: ended_trials(home) >= 2 and rank_processes(), kill)
-    finished = execute(home, path)
+    run_when(lambda: count_ended_trials(study_dir) >= 2 and find_rank_processes(), kill)
+    finished = run_study(study_dir, path)
     return {
         "finished": finished,
         "killed": len(killed),
         "ranks": seen["ranks"],
         "rank_processes": len(seen["pids"]),
-        "held": settled(),
+        "held": wait_for_release(),
     }
 
 
-def two_nodes(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
-    """Every trial spans both nodes."""
+def run_on_two_nodes(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
+    """Run a study in which every trial spans both nodes."""
     seen.update(ranks=0, nodes=0)
-    home, path = study(
+    study_dir, path = write_named_study(
         folder,
-        "wide",
+        "two_nodes",
         losses=["triplet"],
         training={"epochs": 2, "batch_size": 31, "embedding_dim": 8, "images_per_class": 0},
         search={"trials": 2, "repeats": 1},
@@ -169,18 +174,18 @@ def two_nodes(folder: Path, seen: dict[str, Any]) -> dict[str, Any]:
             "cpus_per_trial": 2,
         },
     )
-    finished = execute(home, path)
+    finished = run_study(study_dir, path)
     return {
         "finished": finished,
         "ranks": seen["ranks"],
         "nodes": seen["nodes"],
-        "held": settled(),
+        "held": wait_for_release(),
     }
 
 
-def parts_of_gpus(folder: Path) -> dict[str, Any]:
-    """Four trials at once, each with a quarter of a GPU: they share one."""
-    home, path = study(
+def run_with_shared_gpu(folder: Path) -> dict[str, Any]:
+    """Run four trials at once, each with a quarter of a GPU."""
+    study_dir, path = write_named_study(
         folder,
         "quarters",
         losses=["triplet"],
@@ -190,87 +195,97 @@ def parts_of_gpus(folder: Path) -> dict[str, Any]:
     )
     seen: list[tuple[int, float]] = []
 
-    def watch() -> None:
-        while ray.is_initialized() and not (home.directory / "done").exists():
-            trials = [a for a in actors("Trainable") if a["State"] == "ALIVE"]
-            seen.append((len(trials), TOTAL["GPU"] - ray.available_resources().get("GPU", 0.0)))
+    def poll() -> None:
+        while ray.is_initialized() and not (study_dir.path / "done").exists():
+            trials = [a for a in list_actors("Trainable") if a["State"] == "ALIVE"]
+            seen.append(
+                (len(trials), CLUSTER_RESOURCES["GPU"] - ray.available_resources().get("GPU", 0.0))
+            )
             time.sleep(0.1)
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    finished = execute(home, path)
-    (home.directory / "done").touch()
-    watcher.join(10)
+    monitor = threading.Thread(target=poll, daemon=True)
+    monitor.start()
+    finished = run_study(study_dir, path)
+    (study_dir.path / "done").touch()
+    monitor.join(10)
     trials, gpus = max(seen)
-    return {"finished": finished, "trials": trials, "gpus": gpus, "held": settled()}
+    return {"finished": finished, "trials": trials, "gpus": gpus, "held": wait_for_release()}
 
 
-def dead_driver(folder: Path, address: str) -> dict[str, Any]:
-    """A driver of its own is killed while its ranks train."""
-    home, path = study(
+def kill_driver(folder: Path, address: str) -> dict[str, Any]:
+    """Kill the driver process of a study while its ranks train."""
+    study_dir, path = write_named_study(
         folder,
-        "orphans",
+        "killed_driver",
         training={"epochs": 500, "batch_size": 32, "embedding_dim": 8},
         resources={"ranks_per_trial": 2, "gpus_per_trial": 2, "cpus_per_trial": 2},
     )
-    process = launch(folder / "studies", "run", str(path), "--address", address)
+    process = launch_command(folder / "studies", "run", str(path), "--address", address)
     deadline = time.monotonic() + 240
-    while not list(home.checkpoints.glob("*.pt")):  # an epoch is done
+    while not list(study_dir.checkpoints_dir.glob("*.pt")):  # an epoch is done
         if process.poll() is not None or time.monotonic() > deadline:
             os.killpg(process.pid, signal.SIGKILL)
             raise AssertionError(process.communicate()[0])
         time.sleep(0.05)
-    before = held()
+    before = list_held_resources()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return {"before": before, "held": settled()}
+    return {"before": before, "held": wait_for_release()}
 
 
-def node_apart(folder: Path, address: str) -> dict[str, Any] | None:
-    """All trials run on a node that has a folder of its own where the study's is; needs root."""
+def run_without_shared_storage(folder: Path, address: str) -> dict[str, Any] | None:
+    """Run all trials on a node with its own checkpoint directory; return None without root."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return None
-    home, path = study(
+    study_dir, path = write_named_study(
         folder,
-        "apart",
+        "no_shared_storage",
         losses=["proxy_anchor", "triplet"],
         training={"epochs": 2, "batch_size": 32, "embedding_dim": 8},
         search={"trials": 3, "repeats": 1, "stop_early": False},
         resources={"cpus_per_trial": 8},
     )
-    home.checkpoints.mkdir(parents=True)
+    study_dir.checkpoints_dir.mkdir(parents=True)
     options = "--num-cpus=8 --dashboard-agent-listen-port=0 --object-store-memory=80000000 --block"
     ray_program = Path(sys.executable).parent / "ray"
-    script = f"mount -t tmpfs none {home.checkpoints} && exec {ray_program} start {options}"
+    script = (
+        f"mount -t tmpfs none {study_dir.checkpoints_dir} && exec {ray_program} start {options}"
+    )
     node = subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", f"{script} --address={address}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    there = Path(f"/proc/{node.pid}/root{home.checkpoints}")
-    most: set[str] = set()
+    node_dir = Path(f"/proc/{node.pid}/root{study_dir.checkpoints_dir}")
+    written: set[str] = set()
 
-    def watch() -> None:
+    def poll() -> None:
         while node.poll() is None:
             with contextlib.suppress(OSError):
-                most.update(entry.name for entry in there.glob("*.pt"))
+                written.update(entry.name for entry in node_dir.glob("*.pt"))
             time.sleep(0.02)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=poll, daemon=True).start()
     try:
         while len(ray.nodes()) < 3:
             time.sleep(0.1)
-        finished = execute(home, path)
-        left = [entry.name for entry in there.glob("*.pt")]
+        finished = run_study(study_dir, path)
+        remaining = [entry.name for entry in node_dir.glob("*.pt")]
     finally:
         os.killpg(node.pid, signal.SIGTERM)
         node.wait(20)
-    kept = sorted(entry.name for entry in home.checkpoints.iterdir())
-    return {"finished": finished, "there": len(most), "left": left, "kept": kept}
+    kept = sorted(entry.name for entry in study_dir.checkpoints_dir.iterdir())
+    return {
+        "finished": finished,
+        "n_written": len(written),
+        "remaining": remaining,
+        "kept": kept,
+    }
 
 
-def main(folder: Path) -> dict[str, Any]:
+def run_all(folder: Path) -> dict[str, Any]:
+    """Start a cluster and return the results of all studies on it."""
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False},
@@ -279,22 +294,22 @@ def main(folder: Path) -> dict[str, Any]:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     seen: dict[str, Any] = {"ranks": 0, "nodes": 0, "pids": set()}
-    watched(seen)
+    monitor_ranks(seen)
     try:
         return {
-            "many_ranks": many_ranks(folder, seen),
-            "two_nodes": two_nodes(folder, seen),
-            "parts": parts_of_gpus(folder),
-            "dead_driver": dead_driver(folder, cluster.address),
-            "node_apart": node_apart(folder, cluster.address),
+            "failures": run_with_failures(folder, seen),
+            "two_nodes": run_on_two_nodes(folder, seen),
+            "shared_gpu": run_with_shared_gpu(folder),
+            "killed_driver": kill_driver(folder, cluster.address),
+            "no_shared_storage": run_without_shared_storage(folder, cluster.address),
         }
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def in_a_process(folder: Path) -> dict[str, Any]:
-    """`main` in a process of its own, since a process has one Ray."""
+def run_in_process(folder: Path) -> dict[str, Any]:
+    """Return the results of `run_all` in a new process, because a process has only one Ray."""
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, str(Path(__file__)), str(folder)],
@@ -306,9 +321,9 @@ def in_a_process(folder: Path) -> dict[str, Any]:
     )
     if done.returncode:
         raise AssertionError(done.stdout[-3000:] + done.stderr[-3000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(Path(sys.argv[1])), default=str))
+    print("\n" + json.dumps(run_all(Path(sys.argv[1])), default=str))

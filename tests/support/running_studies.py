@@ -1,4 +1,4 @@
-"""Real studies in processes of their own, which tests may hurt."""
+"""Real studies in separate processes that tests may kill, and checks of their results."""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ import yaml
 from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import TrialState
 
-from study.home import StudyHome
-from study.plan import load_plan, save_plan
-from study.planning import build_plan
-from study.read_file import parse_study
+from study.config.loader import parse_config
+from study.config.plan import load_plan, save_plan
+from study.config.planner import build_plan
+from study.directory import StudyDirectory
+from study.search.journal import (
+    StudyJournal,
+    job_from_trial,
+    outcome_from_trial,
+    start_count_from_trial,
+)
 from study.tracking.reader import read_table
-from study.tuning.record import Record, job_of, outcome_of, starts_of
-from tests.study.tuning_simulation import drive, open_ledger
-from trainables.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
+from tests.support.scheduler_simulation import open_scheduler, simulate_trials
+from trainables.training.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 
-MARK = 1000.0
-SEARCHED = ("published", "sobol", "bayes")
-SEARCH = {"trials": 6, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
+MARKER_SECONDS = 1000.0
+"""Training time that `mark_checkpoints` adds to a checkpoint."""
+SEARCH_ORIGINS = ("published", "sobol", "bayes")
+SEARCH_SECTION = {"trials": 6, "repeats": 2, "stop_early": {"grace_epochs": 1, "reduction": 2}}
 
-SMALL: dict[str, Any] = {
+SMALL_STUDY: dict[str, Any] = {
     "name": "small",
     "data": {"name": "glyphs", "classes": 120, "samples": 4},
     "losses": ["proxy_anchor", "triplet"],
@@ -43,17 +49,17 @@ SMALL: dict[str, Any] = {
 }
 
 
-def start(root: Path, **changes: Any) -> StudyHome:
-    """The home of a small study on glyphs that can be run; `changes` replace whole sections."""
-    plan = build_plan(parse_study({**SMALL, **changes}))
-    home = StudyHome(root / plan.name)
-    home.directory.mkdir(parents=True)
-    save_plan(plan, home.directory)
-    return home
+def create_study(root: Path, **changes: Any) -> StudyDirectory:
+    """Create the directory of a small study on glyphs; `changes` replace whole sections."""
+    plan = build_plan(parse_config({**SMALL_STUDY, **changes}))
+    study_dir = StudyDirectory(root / plan.name)
+    study_dir.path.mkdir(parents=True)
+    save_plan(plan, study_dir.path)
+    return study_dir
 
 
 def write_features(folder: Path, *, classes: int = 48, images: int = 12, dim: int = 24) -> Path:
-    """Features of made-up classes: head-only trials on them take a fraction of a second."""
+    """Write random features of random classes, on which a trial takes less than a second."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(classes, dim))
     labels = np.repeat(np.arange(classes), images)
@@ -64,13 +70,13 @@ def write_features(folder: Path, *, classes: int = 48, images: int = 12, dim: in
 
 
 def write_study(folder: Path, **changes: Any) -> Path:
-    """A study file on made-up features; `changes` replace whole sections."""
+    """Write a study file on random features; `changes` replace whole sections."""
     content: dict[str, Any] = {
         "name": "s",
         "data": {"name": "arrays", "path": str(write_features(folder))},
         "losses": ["proxy_anchor", "triplet"],
         "training": {"epochs": 4, "batch_size": 32, "embedding_dim": 16},
-        "search": SEARCH,
+        "search": SEARCH_SECTION,
         **changes,
     }
     path = folder / "s.yaml"
@@ -78,8 +84,8 @@ def write_study(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def launch(root: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
-    """`study COMMAND --root ROOT` in a process of its own session."""
+def launch_command(root: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+    """Start `study COMMAND --root ROOT` in a process with its own session."""
     return subprocess.Popen(
         [sys.executable, "-m", "study", *command, "--root", str(root)],
         stdout=subprocess.PIPE,
@@ -90,24 +96,24 @@ def launch(root: Path, *command: str, **environment: str) -> subprocess.Popen[st
     )
 
 
-def family(process: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
-    """A process and everything it started: of a study its trials, Ray and the shipper."""
+def list_process_tree(process: subprocess.Popen[str] | psutil.Process) -> list[psutil.Process]:
+    """Return a process and its descendants: trials, Ray and the shipper for a study."""
     with contextlib.suppress(psutil.Error):
-        head = psutil.Process(process.pid)
-        return [head, *head.children(recursive=True)]
+        parent = psutil.Process(process.pid)
+        return [parent, *parent.children(recursive=True)]
     return []
 
 
-def cut_power(process: subprocess.Popen[str] | psutil.Process) -> None:
-    """Kill a process and everything it started, all at once."""
-    for victim in family(process):
+def kill_process_tree(process: subprocess.Popen[str] | psutil.Process) -> None:
+    """Kill a process and its descendants at once, like a power failure."""
+    for member in list_process_tree(process):
         with contextlib.suppress(psutil.Error):
-            victim.kill()
+            member.kill()
     process.wait(timeout=30)
 
 
-def listener(port: int) -> psutil.Process:
-    """The oldest process that listens on a port of this machine."""
+def find_listening_process(port: int) -> psutil.Process:
+    """Return the oldest process that listens on a port of this machine."""
     found = {
         connection.pid
         for connection in psutil.net_connections("tcp")
@@ -116,26 +122,28 @@ def listener(port: int) -> psutil.Process:
     return min((psutil.Process(pid) for pid in found if pid), key=lambda p: p.create_time())
 
 
-def ended_trials(home: StudyHome) -> int:
-    """How many trials the journal says have ended."""
-    journal = home.directory / "optuna.journal"
+def count_ended_trials(study_dir: StudyDirectory) -> int:
+    """Return the number of ended trials in the journal."""
+    journal = study_dir.path / "optuna.journal"
     return journal.read_text().count('"outcome"') if journal.exists() else 0
 
 
-def wait_for(home: StudyHome, count: int, process: subprocess.Popen[str]) -> None:
-    """Until so many trials have ended."""
+def wait_for_ended_trials(
+    study_dir: StudyDirectory, count: int, process: subprocess.Popen[str]
+) -> None:
+    """Wait until `count` trials have ended; fail if the process ends before."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise AssertionError(process.stdout.read() if process.stdout else "it ended")
-        if ended_trials(home) >= count:
+            raise AssertionError(process.stdout.read() if process.stdout else "the process ended")
+        if count_ended_trials(study_dir) >= count:
             return
         time.sleep(0.05)
-    raise AssertionError("the study did not get going")
+    raise AssertionError(f"fewer than {count} trials ended in 240 s")
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The trial processes of a driver."""
+def find_trial_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the trial processes of a driver."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
@@ -147,14 +155,14 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def recorded(home: StudyHome) -> pd.DataFrame:
-    """What Optuna's journal says: one row per trial."""
-    plan = load_plan(home.directory)
-    record = Record(home.directory, plan.spaces)
+def read_journal_rows(study_dir: StudyDirectory) -> pd.DataFrame:
+    """Return the trials of Optuna's journal, one row per trial."""
+    plan = load_plan(study_dir.path)
+    journal = StudyJournal(study_dir.path, plan.spaces)
     rows = []
     for loss in plan.losses:
-        for trial in record.trials(loss):
-            job, outcome = job_of(trial), outcome_of(trial)
+        for trial in journal.get_trials(loss):
+            job, outcome = job_from_trial(trial), outcome_from_trial(trial)
             rows.append(
                 {
                     "trial": job.trial,
@@ -167,19 +175,23 @@ def recorded(home: StudyHome) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "origin", "state", "epochs", "seconds"])
 
 
-def starts(home: StudyHome) -> dict[str, int]:
-    """How often each open trial was started since its last epoch, as the journal counts them."""
-    plan = load_plan(home.directory)
-    record = Record(home.directory, plan.spaces)
-    trials = [trial for loss in plan.losses for trial in record.trials(loss)]
-    return {job_of(t).trial: starts_of(t) for t in trials if outcome_of(t) is None}
+def read_start_counts(study_dir: StudyDirectory) -> dict[str, int]:
+    """Return how often each open trial was started since its last epoch, from the journal."""
+    plan = load_plan(study_dir.path)
+    journal = StudyJournal(study_dir.path, plan.spaces)
+    trials = [trial for loss in plan.losses for trial in journal.get_trials(loss)]
+    return {
+        job_from_trial(t).trial: start_count_from_trial(t)
+        for t in trials
+        if outcome_from_trial(t) is None
+    }
 
 
-def check_consistent(home: StudyHome) -> pd.DataFrame:
-    """Optuna's journal and MLflow agree on every trial, each of which is there once."""
-    plan = load_plan(home.directory)
-    optuna_side = recorded(home)
-    table = read_table(home.tracking_uri(plan), plan.name)
+def check_consistent(study_dir: StudyDirectory) -> pd.DataFrame:
+    """Check that Optuna's journal and MLflow agree and contain every trial once."""
+    plan = load_plan(study_dir.path)
+    optuna_side = read_journal_rows(study_dir)
+    table = read_table(study_dir.tracking_uri(plan), plan.name)
     assert optuna_side["trial"].is_unique
     assert table.trials["trial"].is_unique
     both = optuna_side.merge(table.trials, on="trial", suffixes=("_optuna", "_mlflow"))
@@ -193,136 +205,144 @@ def check_consistent(home: StudyHome) -> pd.DataFrame:
     return table.trials
 
 
-def check_complete(home: StudyHome) -> pd.DataFrame:
-    """Every planned point ended, and nothing is open."""
-    trials = check_consistent(home)
-    plan = load_plan(home.directory)
-    searched = trials[trials["origin"].isin(SEARCHED)]
+def check_complete(study_dir: StudyDirectory) -> pd.DataFrame:
+    """Check that the study is consistent and every planned point has ended."""
+    trials = check_consistent(study_dir)
+    plan = load_plan(study_dir.path)
+    searched = trials[trials["origin"].isin(SEARCH_ORIGINS)]
     counts = searched.groupby("loss").size().to_dict()
-    assert counts == {loss: plan.points(loss) for loss in plan.losses}
+    assert counts == dict.fromkeys(plan.losses, plan.n_points)
     assert not (trials["state"] == "running").any()
     return trials
 
 
 def check_resumed(
-    home: StudyHome,
+    study_dir: StudyDirectory,
     before: pd.DataFrame,
     marked: Sequence[str] = (),
     unsaved: Collection[str] = (),
 ) -> None:
-    """All that a resume promises.
+    """Check the guarantees of a resume.
 
-    What had ended is there once and as it ended; what was open went on, from its checkpoint where
-    that was marked; the points are those of a study that nobody interrupted, as far as they do not
-    depend on scores; and checkpoints on disk are the best of each loss.
+    Trials that had ended are unchanged. Open trials have ended, and those with a marked checkpoint
+    continued from it. Points that do not depend on scores are those of an uninterrupted study.
+    Only the checkpoints of the best trials of each loss are left.
 
     Args:
-        home: The study, run to its end.
-        before: `recorded` at the interruption.
+        study_dir: Directory of the finished study.
+        before: Result of `read_journal_rows` at the interruption.
         marked: Trials whose checkpoints `mark_checkpoints` marked.
-        unsaved: Trials that had ended without a checkpoint, since nothing could be written.
+        unsaved: Trials that ended without a checkpoint because the disk was full.
     """
-    trials, after = check_complete(home), recorded(home).set_index("trial")
+    trials, after = check_complete(study_dir), read_journal_rows(study_dir).set_index("trial")
     done = before[before["state"] != "running"].set_index("trial")
     assert set(before["trial"]) <= set(after.index)
     assert after.loc[done.index].equals(done)
-    assert continued(home) == sorted(marked), "whoever is missing began again"
-    check_suggestions(home)
-    plan = load_plan(home.directory)
-    search = trials[trials["origin"].isin(SEARCHED) & (trials["state"] == "finished")]
-    kept = {path.name.removesuffix(".pt") for path in Path(home.checkpoint_place(plan)).iterdir()}
+    assert list_continued_trials(study_dir) == sorted(marked), "missing trials started again"
+    check_suggestions(study_dir)
+    plan = load_plan(study_dir.path)
+    search = trials[trials["origin"].isin(SEARCH_ORIGINS) & (trials["state"] == "finished")]
+    kept = {
+        path.name.removesuffix(".pt")
+        for path in Path(study_dir.checkpoint_location(plan)).iterdir()
+    }
     for loss, ended in search.groupby("loss"):
         top = ended.nlargest(plan.file.storage.keep_best, "score")
-        mine = ended[ended["trial"].isin(kept)]
+        saved = ended[ended["trial"].isin(kept)]
         missing = top["trial"].isin(unsaved) & ~top["trial"].isin(kept)
-        assert sorted(mine["score"]) == sorted(top["score"][~missing]), (loss, kept, top, unsaved)
+        assert sorted(saved["score"]) == sorted(top["score"][~missing]), (loss, kept, top, unsaved)
     assert kept <= set(search["trial"])
 
 
-def check_suggestions(home: StudyHome) -> None:
-    """The points that an uninterrupted study asks for, each part in its order, whatever was killed.
+def check_suggestions(study_dir: StudyDirectory) -> None:
+    """Check that the points of each origin are those of an uninterrupted study, in its order.
 
-    Which part comes next depends on how many trials had ended, so on the clock.
+    The order between origins depends on the number of ended trials, and so on the time.
     """
-    plan = load_plan(home.directory)
-    free = {"published", "sobol"}
+    plan = load_plan(study_dir.path)
+    origins = {"published", "sobol"}
     if plan.file.search.sampler == "random":
-        free.add("bayes")  # others also depend on what was known when they were asked
-    record = Record(home.directory, plan.spaces)
+        origins.add("bayes")  # other samplers depend on the trials that had ended
+    journal = StudyJournal(study_dir.path, plan.spaces)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = open_ledger(plan, Path(folder))
-        whole = drive(ledger, epochs=plan.epochs(plan.losses[0]), slots=1)
+        scheduler = open_scheduler(plan, Path(folder))
+        expected = simulate_trials(scheduler, epochs=plan.epochs_per_trial(plan.losses[0]), slots=1)
     for loss in plan.losses:
-        asked = [job_of(trial) for trial in record.searched(loss)]
-        assert len(asked) == plan.points(loss)
-        for origin in free:
-            points = [job.values for job in asked if job.origin == origin]
-            assert points == [j.values for j in whole if (j.loss, j.origin) == (loss, origin)]
+        requested = [job_from_trial(trial) for trial in journal.get_search_trials(loss)]
+        assert len(requested) == plan.n_points
+        for origin in origins:
+            points = [job.params for job in requested if job.origin == origin]
+            assert points == [j.params for j in expected if (j.loss, j.origin) == (loss, origin)]
 
 
-def check_machines(home: StudyHome) -> None:
-    """Every trial's life by the journal: created, its epochs one by one, ended once, then quiet."""
-    lives: dict[int, list[tuple[JournalOperation, Any]]] = {}
-    for line in (home.directory / "optuna.journal").read_text().splitlines():
+def check_trial_histories(study_dir: StudyDirectory) -> None:
+    """Check the journal's entries of every trial: creation, consecutive epochs, then one end."""
+    histories: dict[int, list[tuple[JournalOperation, Any]]] = {}
+    for line in (study_dir.path / "optuna.journal").read_text().splitlines():
         log = json.loads(line)
         operation = JournalOperation(log["op_code"])
         if operation is JournalOperation.CREATE_TRIAL:
             assert log["state"] == TrialState.RUNNING
-            lives[len(lives)] = []
+            histories[len(histories)] = []
         elif operation is JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE:
-            lives[log["trial_id"]].append((operation, log["step"]))
+            histories[log["trial_id"]].append((operation, log["step"]))
         elif operation is JournalOperation.SET_TRIAL_USER_ATTR:
-            lives[log["trial_id"]].append((operation, log["user_attr"]))
+            histories[log["trial_id"]].append((operation, log["user_attr"]))
         elif operation is JournalOperation.SET_TRIAL_STATE_VALUES:
-            lives[log["trial_id"]].append((operation, TrialState(log["state"])))
-    assert lives
-    for life in lives.values():
-        steps = [x for op, x in life if op is JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE]
+            histories[log["trial_id"]].append((operation, TrialState(log["state"])))
+    assert histories
+    for history in histories.values():
+        steps = [x for op, x in history if op is JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE]
         assert steps == list(range(1, len(steps) + 1))
-        ends = [op for op, _ in life].count(JournalOperation.SET_TRIAL_STATE_VALUES)
+        ends = [op for op, _ in history].count(JournalOperation.SET_TRIAL_STATE_VALUES)
         assert ends == 1
-        assert life[-1][0] is JournalOperation.SET_TRIAL_STATE_VALUES
-        outcomes = [x["outcome"] for op, x in life[:-1] if isinstance(x, dict) and "outcome" in x]
+        assert history[-1][0] is JournalOperation.SET_TRIAL_STATE_VALUES
+        outcomes = [
+            x["outcome"] for op, x in history[:-1] if isinstance(x, dict) and "outcome" in x
+        ]
         assert outcomes
         assert all(outcome["epochs"] == len(steps) for outcome in outcomes)
 
 
-def mark_checkpoints(home: StudyHome, *, least: int = 1) -> list[str]:
-    """Make the open trials' checkpoints tell: whoever goes on from one has trained for `MARK` s.
+def mark_checkpoints(study_dir: StudyDirectory, *, least: int = 1) -> list[str]:
+    """Add `MARKER_SECONDS` to the training time in the checkpoints of open trials.
 
-    Only while nobody writes them. Gives the trials; at least so many must have one.
+    The time of trials that continue from these checkpoints then shows it. No process may write
+    checkpoints meanwhile. Return the trials, of which there must be at least `least`.
     """
-    open_trials = recorded(home).query("state == 'running'")["trial"]
+    open_trials = read_journal_rows(study_dir).query("state == 'running'")["trial"]
     marked = []
     for trial in open_trials:
-        payload = load_checkpoint(home.checkpoints, trial)
+        payload = load_checkpoint(study_dir.checkpoints_dir, trial)
         if payload is not None:
             assert payload["epoch"] >= 1
-            payload["last_result"]["seconds"] += MARK
-            save_checkpoint(home.checkpoints, trial, payload)
+            payload["last_result"]["seconds"] += MARKER_SECONDS
+            save_checkpoint(study_dir.checkpoints_dir, trial, payload)
             marked.append(trial)
     assert len(marked) >= least
     return marked
 
 
-def continued(home: StudyHome) -> list[str]:
-    """The trials that went on from a marked checkpoint."""
-    return sorted(recorded(home).query(f"seconds > {MARK}")["trial"])
+def list_continued_trials(study_dir: StudyDirectory) -> list[str]:
+    """Return the trials that continued from a marked checkpoint."""
+    return sorted(read_journal_rows(study_dir).query(f"seconds > {MARKER_SECONDS}")["trial"])
 
 
-def freeze_workers(process: subprocess.Popen[str], home: StudyHome) -> list[psutil.Process]:
-    """Stop a study's trials at a moment when one that is open has a checkpoint to go on from."""
+def suspend_workers(
+    process: subprocess.Popen[str], study_dir: StudyDirectory
+) -> list[psutil.Process]:
+    """Suspend the trial processes when an open trial has a checkpoint, and return them."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None
-        workers = workers_of(process)
+        workers = find_trial_processes(process)
         for worker in workers:
             worker.suspend()
-        time.sleep(0.5)  # reports on their way arrive
-        open_trials = recorded(home).query("state == 'running'")["trial"]
-        if any(checkpoint_path(home.checkpoints, trial).exists() for trial in open_trials):
+        time.sleep(0.5)  # the driver processes reports that were already sent
+        open_trials = read_journal_rows(study_dir).query("state == 'running'")["trial"]
+        if any(checkpoint_path(study_dir.checkpoints_dir, trial).exists() for trial in open_trials):
             return workers
         for worker in workers:
             worker.resume()
         time.sleep(0.05)
-    raise AssertionError("no trial got that far")
+    raise AssertionError("no open trial wrote a checkpoint in 120 s")

@@ -1,4 +1,4 @@
-"""Studies whose answers are known: response functions, samplers and early stopping."""
+"""Synthetic studies of known response functions, with sampling, pruning and repeats."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from numpy.typing import NDArray
 from optuna.distributions import FloatDistribution
 from scipy.stats import qmc
 
-from search_spaces.claims import Claim
-from search_spaces.scale import from_unit
-from search_spaces.space import Knob, Published, Space
-from study.table import KNOB, METRIC, TrialTable
+from search_spaces.claims import PaperClaim
+from search_spaces.space import Hyperparameter, PublishedPoint, SearchSpace
+from search_spaces.unit_scale import from_unit
+from study.trials.table import METRIC_PREFIX, PARAM_PREFIX, TrialTable
 
 Array = NDArray[np.float64]
 Response = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One loss: a space, the full-length score as a function of unit positions, and the dirt.
+class SyntheticLoss:
+    """Search space of a loss, its final score as a function of unit positions, and its noise.
 
     Args:
-        noise: Spread between seeds.
-        lag: How far the score is below its end at epoch zero; it decays with `tau` epochs.
-        diverges: Probability that a trial at these positions diverges.
+        noise: Standard deviation between seeds.
+        lag: Difference between the final score and that at epoch zero; it decays with `tau` epochs.
+        diverges: Probability that a trial at given positions diverges.
     """
 
-    space: Space
+    space: SearchSpace
     response: Response
     noise: float = 0.005
     lag: float = 0.25
@@ -43,25 +43,25 @@ class Problem:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
-def unit_space(
-    loss: str, names: Sequence[str], *, claims: tuple[Claim, ...] = (), published: float = 0.5
-) -> Space:
-    """Knobs that are uniform on [0, 1], so that values are positions."""
-    return Space(
+def make_unit_space(
+    loss: str, names: Sequence[str], *, claims: tuple[PaperClaim, ...] = (), published: float = 0.5
+) -> SearchSpace:
+    """Return a space of hyperparameters on [0, 1], whose values equal their unit positions."""
+    return SearchSpace(
         loss=loss,
-        paper="made up",
-        scientific={n: Knob(FloatDistribution(0.0, 1.0), n, "test") for n in names},
-        published=(Published("made up", dict.fromkeys(names, published)),),
+        paper="synthetic",
+        scientific={n: Hyperparameter(FloatDistribution(0.0, 1.0), n, "test") for n in names},
+        published=(PublishedPoint("synthetic", dict.fromkeys(names, published)),),
         claims=claims,
     )
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a synthetic study runs for each loss.
+class SyntheticPlan:
+    """Trials that a synthetic study runs for each loss.
 
-    With `tpe` the Bayesian part is Optuna's TPE, told the truth about stopped trials; without, a
-    quick imitation that crowds around the best points.
+    With `tpe`, Optuna's TPE suggests the Bayesian trials and sees pruned trials as pruned. Without
+    it, a fast approximation samples around the best points.
     """
 
     trials: int = 60
@@ -78,17 +78,17 @@ class Plan:
     tpe: bool = False
 
 
-class _Run:
-    """One loss's trials as they would have been asked, stopped and repeated."""
+class _LossSimulation:
+    """Simulated trials of one loss, including pruning, repeats, sweeps and confirmation."""
 
-    def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
+    def __init__(self, problem: SyntheticLoss, plan: SyntheticPlan, seed: int) -> None:
         self.problem, self.plan = problem, plan
         self.rng = np.random.default_rng(seed)
         self.rows: list[dict[str, Any]] = []
         self.curves: list[dict[str, Any]] = []
         self.rungs: dict[int, list[float]] = {}
         self.units: list[Array] = []
-        self.tops: list[float] = []
+        self.final_scores: list[float] = []
         self.study: optuna.Study | None = None
         if plan.tpe:
             optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -97,7 +97,7 @@ class _Run:
             )
             self.study = optuna.create_study(direction="maximize", sampler=sampler)
 
-    def trial(self, unit: Array, origin: str, **extra: Any) -> float:
+    def run_trial(self, unit: Array, origin: str, **extra: Any) -> float:
         problem, plan, space = self.problem, self.plan, self.problem.space
         values = {
             k: from_unit(d, u) for (k, d), u in zip(space.distributions.items(), unit, strict=True)
@@ -127,8 +127,8 @@ class _Run:
         if extra.pop("running", False):
             state, done = "running", max(plan.epochs // 3, 1)
         score = float(scores[done - 1]) if state != "diverged" else float("nan")
-        metrics = {METRIC + "map_at_r": score, METRIC + "recall_at_1": score + 0.1}
-        metrics |= {METRIC + k: v + score for k, v in problem.extra.items()}
+        metrics = {METRIC_PREFIX + "map_at_r": score, METRIC_PREFIX + "recall_at_1": score + 0.1}
+        metrics |= {METRIC_PREFIX + k: v + score for k, v in problem.extra.items()}
         row = {
             "trial": name,
             "loss": space.loss,
@@ -148,112 +148,114 @@ class _Run:
             "host": "node-0",
             "error": "loss is nan" if state == "diverged" else "",
         }
-        self.rows.append({**row, **extra, **{KNOB + k: v for k, v in values.items()}, **metrics})
+        self.rows.append(
+            {**row, **extra, **{PARAM_PREFIX + k: v for k, v in values.items()}, **metrics}
+        )
         shown = done - 1 if state == "diverged" else done
         self.curves += [
             {
                 "trial": name,
                 "epoch": t + 1,
                 "score": float(scores[t]),
-                METRIC + "map_at_r": float(scores[t]),
+                METRIC_PREFIX + "map_at_r": float(scores[t]),
             }
             for t in range(shown)
         ]
         if self.study is not None and state in ("finished", "stopped"):
-            over = state == "finished"
+            is_complete = state == "finished"
             self.study.add_trial(
                 optuna.create_trial(
                     params=values,
                     distributions=space.distributions,
-                    value=score if over else None,
-                    intermediate_values={} if over else {done: score},
-                    state=optuna.trial.TrialState["COMPLETE" if over else "PRUNED"],
+                    value=score if is_complete else None,
+                    intermediate_values={} if is_complete else {done: score},
+                    state=optuna.trial.TrialState["COMPLETE" if is_complete else "PRUNED"],
                 )
             )
         if state != "diverged":
             self.units.append(unit)
-            self.tops.append(score if state == "finished" else -1e9 + score)
+            self.final_scores.append(score if state == "finished" else -1e9 + score)
         return score
 
-    def go(self) -> None:
+    def run_all_trials(self) -> None:
         plan, space = self.plan, self.problem.space
         d = len(space.distributions)
-        published = self._published()
+        published = self._get_published_unit()
         if published is not None:
-            self.trial(published, "published")
+            self.run_trial(published, "published")
         n_sobol = max(round(plan.sobol_share * plan.trials), 1)
         sobol = qmc.Sobol(d, seed=self.rng).random(n_sobol)
         first = len(self.units)
         for unit in sobol:
-            self.trial(unit, "sobol")
+            self.run_trial(unit, "sobol")
         for _ in range(plan.trials - n_sobol if plan.bayes else 0):
-            self.trial(self._suggest(d), "bayes")
+            self.run_trial(self._suggest_unit(d), "bayes")
         if plan.repeats > 1 and self.units:
-            best = self.units[int(np.argmax(self.tops))]
+            best = self.units[int(np.argmax(self.final_scores))]
             points = [self.units[0], best, *self.units[first : first + plan.repeated_points - 2]]
             for point in points[: plan.repeated_points]:
                 for s in range(1, plan.repeats):
-                    self.trial(point, "repeat", seed=s)
-        self._sweeps(published)
+                    self.run_trial(point, "repeat", seed=s)
+        self._run_sweeps(published)
         if plan.confirm and self.units:
-            best = self.units[int(np.argmax(self.tops))]
+            best = self.units[int(np.argmax(self.final_scores))]
             for point in [best] if published is None else [best, published]:
                 for s in range(plan.confirm):
-                    self.trial(point, "confirm", seed=100 + s, split="test")
+                    self.run_trial(point, "confirm", seed=100 + s, split="test")
         for unit in self.rng.random((plan.running, d)):
-            self.trial(unit, "bayes", running=True)
+            self.run_trial(unit, "bayes", running=True)
 
-    def _published(self) -> Array | None:
+    def _get_published_unit(self) -> Array | None:
         space = self.problem.space
-        return self._position(space.published[0].values) if space.published else None
+        return self._to_unit(space.published[0].values) if space.published else None
 
-    def _position(self, values: Mapping[str, Any]) -> Array:
-        from study.analyses.samples import point_position
+    def _to_unit(self, values: Mapping[str, Any]) -> Array:
+        from study.analyses.surrogate.observations import point_to_unit_cube
 
         space = self.problem.space
         names = list(space.distributions)
-        return point_position(values, names, list(space.distributions.values()))
+        return point_to_unit_cube(values, names, list(space.distributions.values()))
 
-    def _suggest(self, d: int) -> Array:
-        """What a Bayesian sampler does to a table: most points crowd around the best ones."""
+    def _suggest_unit(self, d: int) -> Array:
+        """Suggest a point, mostly close to one of the best, as a Bayesian sampler does."""
         if self.study is not None:
             asked = self.study.ask(dict(self.problem.space.distributions))
-            # Its result is added as a trial of its own, with its state.
+            # `run_trial` adds the result as another trial, which has the right state.
             self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
-            return self._position(asked.params)
+            return self._to_unit(asked.params)
         if not self.units or self.rng.random() < 0.15:
             return self.rng.random(d)
-        order = np.argsort(self.tops)[::-1][: max(len(self.tops) // 6, 2)]
+        order = np.argsort(self.final_scores)[::-1][: max(len(self.final_scores) // 6, 2)]
         centre = self.units[int(self.rng.choice(order))]
         return np.clip(centre + 0.12 * self.rng.standard_normal(d), 0.0, 1.0)
 
-    def _sweeps(self, published: Array | None) -> None:
+    def _run_sweeps(self, published: Array | None) -> None:
         if published is None:
             return
         names = list(self.problem.space.distributions)
-        for knob, places in self.plan.sweep.items():
-            if knob not in names:
+        for param, positions in self.plan.sweep.items():
+            if param not in names:
                 continue
-            for place in places:
+            for position in positions:
                 unit = published.copy()
-                unit[names.index(knob)] = place
+                unit[names.index(param)] = position
                 for s in range(self.plan.sweep_seeds):
-                    self.trial(unit, "sweep", seed=s, anchor="published", swept=knob)
+                    self.run_trial(unit, "sweep", seed=s, anchor="published", swept=param)
 
 
 def make_table(
-    problems: Sequence[Problem],
-    plan: Plan | None = None,
+    problems: Sequence[SyntheticLoss],
+    plan: SyntheticPlan | None = None,
     *,
     seed: int = 0,
     study: str = "made-up",
     tolerance: float | None = None,
 ) -> TrialTable:
-    """A whole study of made-up losses."""
-    plan = plan or Plan()
-    runs = [_Run(p, plan, seed=1000 * seed + i) for i, p in enumerate(problems)]
+    """Return the table of a study of synthetic losses."""
+    plan = plan or SyntheticPlan()
+    runs = [_LossSimulation(p, plan, seed=1000 * seed + i) for i, p in enumerate(problems)]
     for run in runs:
-        run.go()
+        run.run_all_trials()
     trials = pd.DataFrame([row for run in runs for row in run.rows])
     curves = pd.DataFrame([row for run in runs for row in run.curves])
     if curves.empty:
@@ -275,8 +277,10 @@ def make_table(
     )
 
 
-def additive(weights: Sequence[float], *, best: float = 0.7, top: float = 0.6) -> Response:
-    """Parabolas: knob i costs weight_i at the far end of its range, nothing at `best`."""
+def make_additive_response(
+    weights: Sequence[float], *, best: float = 0.7, top: float = 0.6
+) -> Response:
+    """Return a sum of parabolas; hyperparameter i costs weight i at the end far from `best`."""
     scale = np.array(weights) / max(best, 1 - best) ** 2
 
     def response(units: Array) -> Array:
@@ -285,7 +289,8 @@ def additive(weights: Sequence[float], *, best: float = 0.7, top: float = 0.6) -
     return response
 
 
-def ishigami(units: Array) -> Array:
+def ishigami_response(units: Array) -> Array:
+    """Return the Ishigami function of three hyperparameters."""
     x = (2 * units - 1) * np.pi
     return np.asarray(
         np.sin(x[:, 0]) + 7.0 * np.sin(x[:, 1]) ** 2 + 0.1 * x[:, 2] ** 4 * np.sin(x[:, 0])
@@ -296,8 +301,8 @@ ISHIGAMI_FIRST = (0.3139, 0.4424, 0.0)
 ISHIGAMI_TOTAL = (0.5576, 0.4424, 0.2437)
 
 
-def sobol_g(a: Sequence[float]) -> tuple[Response, Array, Array]:
-    """The G function with its first-order and total shares."""
+def make_sobol_g_response(a: Sequence[float]) -> tuple[Response, Array, Array]:
+    """Return Sobol's G function with its first-order and total indices."""
     coefficients = np.array(a)
 
     def response(units: Array) -> Array:

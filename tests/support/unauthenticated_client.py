@@ -1,4 +1,4 @@
-"""What does a host of a cluster say to someone on its network who has no token?"""
+"""Client without a token that probes the reachable ports of a cluster's host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 
 import grpc
 
-from tests.cluster.hosts import Host
+from tests.support.namespace_hosts import Host
 
-SSH = 22
-LISTENING = "0A"
-ASKS, SILENT, NUMBERS, OPEN = "asks for the token", "says nothing", "gives metrics", "open"
-CALLS = (
+SSH_PORT = 22
+LISTEN_STATE = "0A"
+REQUIRES_TOKEN, NO_RESPONSE, METRICS, OPEN = (
+    "requires the token",
+    "no response",
+    "returns metrics",
+    "open",
+)
+GRPC_METHODS = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "/ray.rpc.InternalKVGcsService/InternalKVKeys",
     "/ray.rpc.NodeManagerService/GetNodeStats",
@@ -22,24 +27,24 @@ CALLS = (
     "/ray.rpc.RayletDriver/ClusterInfo",
     "/ray.rpc.ReporterService/GetTraceback",
 )
-"""A harmless call of every service that Ray's processes offer to others."""
+"""A read-only method of every gRPC service of Ray's processes."""
 
 
-def listening(host: Host) -> set[int]:
-    """TCP ports of a host that others can reach: not those of its loopback."""
+def list_reachable_ports(host: Host) -> set[int]:
+    """Return the TCP ports of a host that others can reach, without SSH and loopback."""
     found = set()
     for kind in ("tcp", "tcp6"):
-        lines = Path(f"/proc/{host.first()}/net/{kind}").read_text().splitlines()[1:]
+        lines = Path(f"/proc/{host.get_first_pid()}/net/{kind}").read_text().splitlines()[1:]
         for line in lines:
             local, state = line.split()[1], line.split()[3]
             address, port = local.split(":")
-            if state == LISTENING and not _is_loopback(address):
+            if state == LISTEN_STATE and not _is_loopback(address):
                 found.add(int(port, 16))
-    return found - {SSH}
+    return found - {SSH_PORT}
 
 
 def _is_loopback(address: str) -> bool:
-    """Of an address as /proc writes it: words of four bytes, each the wrong way round."""
+    """Return whether an address of /proc/net, in little-endian words of four bytes, is loopback."""
     words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
     if len(words) == 1:
         return words[0][0] == 127
@@ -47,21 +52,21 @@ def _is_loopback(address: str) -> bool:
     return text == bytes(15) + b"\1" or (text[:12] == bytes(10) + b"\xff\xff" and text[12] == 127)
 
 
-def answer(address: str, port: int) -> str:
-    """What a port says to someone without the token."""
-    status, body = _ask_http(address, port)
+def probe_port(address: str, port: int) -> str:
+    """Return how a port responds to a client without the token."""
+    status, body = _request_http(address, port)
     if status in (401, 403):
-        return ASKS
+        return REQUIRES_TOKEN
     if status == 200:
-        return NUMBERS if body.startswith(b"# HELP") else f"{OPEN}: http {body[:60]!r}"
-    codes = {call: _call(address, port, call) for call in CALLS}
+        return METRICS if body.startswith(b"# HELP") else f"{OPEN}: http {body[:60]!r}"
+    codes = {call: _call_grpc(address, port, call) for call in GRPC_METHODS}
     done = [call for call, code in codes.items() if code == grpc.StatusCode.OK]
     if done:
         return f"{OPEN}: {done[0]}"
-    return ASKS if grpc.StatusCode.UNAUTHENTICATED in codes.values() else SILENT
+    return REQUIRES_TOKEN if grpc.StatusCode.UNAUTHENTICATED in codes.values() else NO_RESPONSE
 
 
-def _ask_http(address: str, port: int) -> tuple[int, bytes]:
+def _request_http(address: str, port: int) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(address, port, timeout=5)
     try:
         connection.request("GET", "/")
@@ -73,7 +78,7 @@ def _ask_http(address: str, port: int) -> tuple[int, bytes]:
         connection.close()
 
 
-def _call(address: str, port: int, method: str) -> grpc.StatusCode:
+def _call_grpc(address: str, port: int, method: str) -> grpc.StatusCode:
     with grpc.insecure_channel(f"{address}:{port}") as channel:
         try:
             channel.unary_unary(method)(b"", timeout=5)
@@ -83,13 +88,13 @@ def _call(address: str, port: int, method: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def answers(host: Host) -> dict[int, str]:
-    """Every port of a host that others can reach, and what it says to a stranger."""
+def probe_ports(host: Host) -> dict[int, str]:
+    """Return the responses of all reachable ports of a host to a client without the token."""
     found = {}
-    for port in sorted(listening(host)):
+    for port in sorted(list_reachable_ports(host)):
         try:
             socket.create_connection((host.address, port), timeout=5).close()
-        except OSError:  # ended since
+        except OSError:  # the process has ended
             continue
-        found[port] = answer(host.address, port)
+        found[port] = probe_port(host.address, port)
     return found

@@ -1,8 +1,9 @@
-"""Several ranks for one trial: Ray actors inside the trial's own placement group.
+"""Ranks of a trial: Ray actors inside the trial's placement group.
 
-They live and die with the trial's actor: Ray ends them when their owner ends, however it ends, and
-frees their CPUs and GPUs with the placement group. They stay from trial to trial. The placement
-group has one bundle per node; each holds the same number of ranks.
+The actor that runs the trial owns its rank actors: Ray ends them when the owner ends, for whatever
+reason, and frees their CPUs and GPUs with the placement group. Rank actors are reused by the next
+trial of the same actor. The placement group has one bundle per node; each bundle holds the same
+number of ranks.
 """
 
 from __future__ import annotations
@@ -20,70 +21,73 @@ from ray.exceptions import RayActorError
 from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.settings import TrialSpec
-from trainables.worker import Worker, last_line
-from trainables.world import Group, default_device
+from trainables.actors.worker import TrialWorker, format_error_line
+from trainables.config import TrialSpec
+from trainables.distributed.world import ProcessGroupWorld, default_device
 
-# How long ranks may take to notice that one of them failed before they are ended.
-GRACE_SECONDS = 5.0
+# Time that ranks have to notice the failure of another rank before they are killed.
+RANK_GRACE_SECONDS = 5.0
 
-# How long ranks wait for each other. A node that has just come decodes the data first, while those
-# that have them wait; torch's ten minutes (nccl) would end a healthy trial. Ray tells of the dead.
-PATIENCE = timedelta(hours=2)
+# Time that ranks wait for each other in an exchange. A node that has just joined decodes the data
+# while the other ranks wait, and torch's default of ten minutes (nccl) would end a healthy trial.
+# Ray reports dead ranks, so the timeout is not needed to detect them.
+RANK_TIMEOUT = timedelta(hours=2)
 
 
 class RanksLostError(Exception):
-    """A rank's process died. The trial can start again from its checkpoint, in other ranks."""
+    """A rank's process died. The trial can continue from its checkpoint on new ranks."""
 
 
 class RankGroup:
-    """The ranks of a trial, seen from the trial's actor.
+    """Handle of the trial's actor to the ranks of its trial.
 
     Args:
-        resources: `ranks_per_trial`, `nodes_per_trial`, and `cpus_per_trial` and
-            `gpus_per_trial`, of which each rank has an equal part.
-        rank_class: What runs in each rank's process.
+        resources: `ranks_per_trial`, `nodes_per_trial`, `cpus_per_trial` and `gpus_per_trial`;
+            CPUs and GPUs are divided equally among the ranks.
+        rank_class: Class of the rank actors, `RankActor` by default.
     """
 
     def __init__(self, resources: Mapping[str, Any], rank_class: type[Any] | None = None) -> None:
-        self._resources, self._rank_class = resources, rank_class or Rank
+        self._resources, self._rank_class = resources, rank_class or RankActor
         self._actors: list[Any] = []
         self._spec: TrialSpec | None = None
-        self._started = False
+        self._is_assigned = False
 
-    def start(self, spec: TrialSpec) -> None:
-        """Take a trial; ranks hear of it with the first step."""
-        self._spec, self._started = spec, False
+    def assign_trial(self, spec: TrialSpec) -> None:
+        """Set the next trial; the ranks receive it with the first step."""
+        self._spec, self._is_assigned = spec, False
 
     def step(self) -> dict[str, Any]:
-        """One epoch on all ranks; the first rank's report, or that of a rank that failed.
+        """Train one epoch on all ranks; return the first rank's report, or that of a failed rank.
 
         Raises:
-            RanksLostError: A rank's process died. All ranks are ended.
+            RanksLostError: If a rank's process died. All ranks are killed.
         """
         assert self._spec is not None
         try:
             if not self._actors:
-                self._create()
-            if not self._started:
-                ray.get([actor.start.remote(self._spec.to_dict()) for actor in self._actors])
-                self._started = True
-            reports = self._reports()
+                self._create_actors()
+            if not self._is_assigned:
+                ray.get([actor.assign_trial.remote(self._spec.to_dict()) for actor in self._actors])
+                self._is_assigned = True
+            reports = self._collect_reports()
         except RayActorError as error:
             self.close()
-            raise RanksLostError(f"a rank of the trial died: {last_line(error)}") from None
-        return self._verdict(reports)
+            raise RanksLostError(f"a rank of the trial died: {format_error_line(error)}") from None
+        return self._combine_reports(reports)
 
     def close(self) -> None:
-        """End every rank."""
+        """Kill all ranks."""
         for actor in self._actors:
             ray.kill(actor)
-        self._actors, self._started = [], False
+        self._actors, self._is_assigned = [], False
 
-    def _create(self) -> None:
+    def _create_actors(self) -> None:
         group = get_current_placement_group()
         if group is None:
-            raise RuntimeError("ranks need a trial with a placement group, but there is none.")
+            raise RuntimeError(
+                "ranks must be created inside a placement group, but the trial has none"
+            )
         ranks = int(self._resources["ranks_per_trial"])
         per_bundle = ranks // int(self._resources.get("nodes_per_trial", 1))
         rank_class = ray.remote(self._rank_class)
@@ -97,16 +101,16 @@ class RankGroup:
             ).remote(rank, ranks)
             for rank in range(ranks)
         ]
-        self._join()
+        self._form_process_group()
 
-    def _join(self) -> None:
-        """Form a process group, anew if there was one."""
-        address = ray.get(self._actors[0].meeting_point.remote())
-        ray.get([actor.join.remote(*address) for actor in self._actors])
-        self._started = False
+    def _form_process_group(self) -> None:
+        """Form a process group, replacing the previous one."""
+        address = ray.get(self._actors[0].open_rendezvous.remote())
+        ray.get([actor.join_process_group.remote(*address) for actor in self._actors])
+        self._is_assigned = False
 
-    def _reports(self) -> dict[int, dict[str, Any]]:
-        """Each rank's report. Once one failed the others are not waited for long: they may hang."""
+    def _collect_reports(self) -> dict[int, dict[str, Any]]:
+        """Return the ranks' reports; after a failure wait briefly, since other ranks may hang."""
         ranks = {actor.step.remote(): rank for rank, actor in enumerate(self._actors)}
         waiting, reports = list(ranks), {}
         timeout = None
@@ -116,10 +120,10 @@ class RankGroup:
                 break
             reports[ranks[done[0]]] = report = ray.get(done[0])
             if report["state"] in ("failed", "lost"):
-                timeout = GRACE_SECONDS
+                timeout = RANK_GRACE_SECONDS
         return reports
 
-    def _verdict(self, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    def _combine_reports(self, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
         broken = [report.pop("broken", False) for report in reports.values()]
         failed = [reports[rank] for rank in sorted(reports) if reports[rank]["state"] == "failed"]
         complete = len(reports) == len(self._actors) and not any(broken)
@@ -130,7 +134,8 @@ class RankGroup:
             raise RanksLostError(next(r["error"] for r in reports.values() if r["error"]))
         try:
             if complete:
-                self._join()  # they may have failed at different points of an exchange
+                # The ranks may have failed at different points of an exchange.
+                self._form_process_group()
         except Exception:
             complete = False
         if not complete:
@@ -138,16 +143,16 @@ class RankGroup:
         return failed[0]
 
 
-class Rank:
-    """One rank's process."""
+class RankActor:
+    """Ray actor of one rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._store: Any = None
-        self._worker: Worker | None = None
+        self._worker: TrialWorker | None = None
 
-    def meeting_point(self) -> tuple[str, int]:
-        """Open a store that the ranks meet at, on this node's own address only."""
+    def open_rendezvous(self) -> tuple[str, int]:
+        """Open the rendezvous store on this node's own address and return its address and port."""
         address = str(get_node_ip_address())
         with socket.create_server((address, 0)) as server:
             port = int(server.getsockname()[1])
@@ -160,13 +165,13 @@ class Rank:
             )
         return address, port
 
-    def join(self, address: str, port: int) -> None:
-        """Form the process group with the other ranks: nccl on GPUs, gloo else."""
+    def join_process_group(self, address: str, port: int) -> None:
+        """Join the process group of the trial: nccl on GPUs, gloo otherwise."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self._worker = None
         device = default_device()
-        interface = interface_of(str(get_node_ip_address()))
+        interface = find_network_interface(str(get_node_ip_address()))
         if interface:  # a host name may resolve to an address that other nodes cannot reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -178,26 +183,26 @@ class Rank:
             store=store,
             rank=self._rank,
             world_size=self._size,
-            timeout=PATIENCE,
+            timeout=RANK_TIMEOUT,
         )
-        self._worker = Worker(Group(device=device))
+        self._worker = TrialWorker(ProcessGroupWorld(device=device))
 
-    def start(self, spec: Mapping[str, Any]) -> None:
-        """Take a trial."""
+    def assign_trial(self, spec: Mapping[str, Any]) -> None:
+        """Set the next trial."""
         assert self._worker is not None
-        self._worker.start(TrialSpec.from_dict(spec))
+        self._worker.assign_trial(TrialSpec.from_dict(spec))
 
     def step(self) -> dict[str, Any]:
-        """One epoch; the exchange with the other ranks keeps them together.
+        """Train one epoch together with the other ranks and return the report.
 
-        The report says, too, whether this process can train another trial.
+        The report also says whether this process can no longer train a trial (`broken`).
         """
         assert self._worker is not None
-        return {**self._worker.step(), "broken": self._worker.is_broken}
+        return {**self._worker.step(), "broken": self._worker.device_failed}
 
 
-def interface_of(address: str) -> str | None:
-    """The network interface that has an address."""
+def find_network_interface(address: str) -> str | None:
+    """Return the name of the network interface with an address, or None."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return str(name)

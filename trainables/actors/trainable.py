@@ -1,7 +1,7 @@
-"""A trial as Ray Tune sees it: a class Trainable whose step is one epoch.
+"""Ray Tune trainable of a trial, whose step is one epoch.
 
-The actor is reused from trial to trial, and so are its ranks if it has several. Whatever goes wrong
-inside a trial is a result, not an exception: Tune's own retries are left for processes that died.
+The actor is reused by the next trial, and so are its ranks if it has several. An error inside a
+trial is reported as a result and not raised, so that only a lost process is an error to Tune.
 """
 
 from __future__ import annotations
@@ -10,58 +10,58 @@ from typing import Any
 
 from ray.tune import Trainable
 
-from trainables.ranks import RankGroup
-from trainables.settings import TrialSpec
-from trainables.worker import Worker
+from trainables.actors.ranks import RankGroup
+from trainables.actors.worker import TrialWorker
+from trainables.config import TrialSpec
 
 
 class StudyTrial(Trainable):  # type: ignore[misc]
-    """Trains what `config["spec"]` says, from its last checkpoint if there is one."""
+    """Tune trainable that trains `config["spec"]`, from its last checkpoint if one exists."""
 
-    _crew: Worker | RankGroup | None = None
+    _workers: TrialWorker | RankGroup | None = None
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Nothing is built yet: building may fail, and a failure is a result of `step`."""
-        self._start(config)
+        """Set the first trial. `step` builds it, because a build error must become a result."""
+        self._assign_trial(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial into this process.
+        """Set the next trial of this process.
 
         Raises:
-            RuntimeError: The last trial left the process unusable. (Were the answer False, Tune
-                would drop the trial and tell nobody.)
+            RuntimeError: If the last trial left the process unusable. (If this method returned
+                False, Tune would drop the trial silently.)
         """
-        if isinstance(self._crew, Worker) and self._crew.is_broken:
-            raise RuntimeError("the device of this process is broken")
-        self._start(new_config)
+        if isinstance(self._workers, TrialWorker) and self._workers.device_failed:
+            raise RuntimeError("the GPU of this process is unusable after a CUDA error")
+        self._assign_trial(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
-        """One epoch of all folds and seeds.
+        """Train one epoch of all folds and seeds and return the result.
 
         Raises:
-            RanksLostError: A rank's process died; Tune starts the trial again.
+            RanksLostError: If a rank's process died; the study's controller requeues the trial.
         """
-        assert self._crew is not None
-        result = self._crew.step()
+        assert self._workers is not None
+        result = self._workers.step()
         result["done"] = result["state"] != "running"
         return result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Tune's own checkpoints are not used; see `trainables.checkpoints`."""
+        """Do nothing: `trainables.training.checkpoints` replaces Tune's checkpoints."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Tune's own checkpoints are not used; see `trainables.checkpoints`."""
+        """Do nothing: `trainables.training.checkpoints` replaces Tune's checkpoints."""
 
     def cleanup(self) -> None:
-        """Drop what the process holds."""
-        if isinstance(self._crew, RankGroup):
-            self._crew.close()
-        self._crew = None
+        """Release the workers of this process."""
+        if isinstance(self._workers, RankGroup):
+            self._workers.close()
+        self._workers = None
 
-    def _start(self, config: dict[str, Any]) -> None:
+    def _assign_trial(self, config: dict[str, Any]) -> None:
         spec = TrialSpec.from_dict(config["spec"])
-        if self._crew is None:
+        if self._workers is None:
             ranks = int(spec.resources.get("ranks_per_trial", 1))
-            self._crew = RankGroup(spec.resources) if ranks > 1 else Worker()
-        self._crew.start(spec)
+            self._workers = RankGroup(spec.resources) if ranks > 1 else TrialWorker()
+        self._workers.assign_trial(spec)

@@ -1,7 +1,7 @@
-"""One process of a trial: takes specs one after another and trains them epoch by epoch.
+"""Worker process of a trial: trains one spec after another, epoch by epoch.
 
-The process, torch, the data and the backbone stay from trial to trial; only what the point changes
-is rebuilt. Whatever goes wrong inside a trial is a result, not an exception.
+The process, torch, the data and the backbone are reused by the next trial; only what depends on the
+hyperparameters is rebuilt. An error inside a trial is reported as a result and not raised.
 """
 
 from __future__ import annotations
@@ -16,149 +16,153 @@ from typing import Any
 
 import torch
 
-from trainables.hosts import of_this_host
-from trainables.replica import DivergedError
-from trainables.settings import TrialSpec
-from trainables.training import Training
-from trainables.workbench import Bench, open_bench
-from trainables.world import World, WorldError
+from trainables.config import TrialSpec
+from trainables.distributed.world import World, WorldError
+from trainables.training.context import TrainingContext, open_context
+from trainables.training.errors import DivergedError
+from trainables.training.trial_trainer import TrialTrainer
+from trainables.utils.host_paths import expand_host
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
-CONTEXT_BYTES = 640 * 2**20
-"""What CUDA and its libraries take of a GPU for each process, beside its tensors."""
-
-
-class _NoAnswerError(Exception):
-    """Nobody knows whether the trial has a checkpoint: starting anew might throw away epochs."""
+CUDA_CONTEXT_BYTES = 640 * 2**20
+"""GPU memory that CUDA and its libraries use per process, in addition to tensors."""
 
 
-class Worker:
-    """Trains what the last spec says, from its last checkpoint if there is one.
+class _CheckpointUnavailableError(Exception):
+    """It is unknown whether the trial has a checkpoint; a fresh start could discard epochs."""
+
+
+class TrialWorker:
+    """Trains the assigned trial, from its last checkpoint if one exists.
 
     Args:
-        world: The ranks that train together, this process being one; None is this process alone.
+        world: The ranks that train together, including this process; None for a single process.
     """
 
     def __init__(self, world: World | None = None) -> None:
         self._world = world
-        self._bench: tuple[Any, Bench] | None = None
+        self._context: tuple[Any, TrainingContext] | None = None
         self._spec: TrialSpec | None = None
-        self._training: Training | None = None
-        self.is_broken = False
-        """Whether no further trial can be trained in this process."""
+        self._training: TrialTrainer | None = None
+        self.device_failed = False
+        """Whether a CUDA error has made this process unable to train further trials."""
 
-    def start(self, spec: TrialSpec) -> None:
-        """Take a trial. Nothing is built yet: building may fail, and that is a result of `step`."""
+    def assign_trial(self, spec: TrialSpec) -> None:
+        """Set the next trial. `step` builds it, because a build error must become a result."""
         self._spec, self._training = spec, None
 
     def step(self) -> dict[str, Any]:
-        """One epoch of all folds and seeds.
+        """Train one epoch of all folds and seeds and return the result.
 
-        `state` says how it went: running, finished, diverged, failed, or lost: the trial is as
-        good as before, but cannot go on here and now. Another rank is gone, or the place of its
-        checkpoint does not answer.
+        Its `state` is `running`, `finished`, `diverged`, `failed` or `lost`. A lost trial is
+        intact but cannot continue here and now, because another rank died or the storage of its
+        checkpoint does not respond.
         """
         epoch = self._training.epoch if self._training else 0
         result: dict[str, Any] = {"epoch": epoch, "host": socket.gethostname(), "error": ""}
         try:
-            result |= self._advance()
+            result |= self._train_next_epoch()
         except DivergedError as error:
             result |= {"state": "diverged", "error": str(error)}
         except WorldError as error:
-            result |= {"state": "lost", "error": last_line(error)}
-        except _NoAnswerError as error:
+            result |= {"state": "lost", "error": format_error_line(error)}
+        except _CheckpointUnavailableError as error:
             result |= {"state": "lost", "error": str(error)}
         except Exception as error:
-            self.is_broken = _breaks_device(error)
+            self.device_failed = _breaks_gpu(error)
             result |= {
                 "state": "failed",
-                "error": last_line(error),
+                "error": format_error_line(error),
                 "traceback": f"pid {os.getpid()} on {result['host']}\n{traceback.format_exc()}",
             }
         if result["state"] != "running":
-            self._training = None  # what a failed trial held must not burden the next
-        if result["state"] == "failed" and torch.cuda.is_available() and not self.is_broken:
+            self._training = None  # free the memory for the next trial
+        if result["state"] == "failed" and torch.cuda.is_available() and not self.device_failed:
             torch.cuda.empty_cache()
         return result
 
-    def _advance(self) -> dict[str, Any]:
-        """The next epoch's report.
+    def _train_next_epoch(self) -> dict[str, Any]:
+        """Return the report of the next epoch.
 
-        A trial that continues first repeats the report of its checkpoint: the process may have
-        died between writing the one and sending the other. Reports are counted once by epoch.
+        A restored trial first repeats the report of its checkpoint, because the process may have
+        died after writing the checkpoint and before sending the report. The controller counts
+        each epoch once.
         """
         assert self._spec is not None
         training = self._training
-        again, warnings = False, list[str]()
+        restored, warnings = False, list[str]()
         if training is None:
             limit_gpu_memory(self._spec.resources)
-            self._training = training = Training(self._spec, self._open_bench(), self._world)
-            again = self._restore(training, warnings.append)
-        if not again:
+            self._training = training = TrialTrainer(self._spec, self._open_context(), self._world)
+            restored = self._restore_checkpoint(training, warnings.append)
+        if not restored:
             training.run_epoch()
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-                self._save(training, warnings.append)
+                self._write_checkpoint(training, warnings.append)
         state = "finished" if training.is_done else "running"
-        bench = self._open_bench()
-        seen = {
+        context = self._open_context()
+        environment = {
             "warning": "; ".join(warnings),
-            "fingerprint": bench.dataset.fingerprint,
-            "weights": bench.weights,
+            "fingerprint": context.dataset.fingerprint,
+            "weights": context.initial_weights_fingerprint,
             "device": training.device,
         }
-        return {**training.last_result, "state": state, **seen}
+        return {**training.last_result, "state": state, **environment}
 
-    def _restore(self, training: Training, warn: Callable[[str], None]) -> bool:
-        """Go on from the checkpoint, if there is one."""
+    def _restore_checkpoint(self, training: TrialTrainer, warn: Callable[[str], None]) -> bool:
+        """Restore the checkpoint; return whether one exists."""
         try:
-            return training.restore(lambda text: warn(f"{text}: it does not go on from there"))
+            return training.restore_checkpoint(lambda text: warn(f"{text}; it is ignored"))
         except OSError as error:
-            raise _NoAnswerError(last_line(error)) from error
+            raise _CheckpointUnavailableError(format_error_line(error)) from error
 
-    def _save(self, training: Training, warn: Callable[[str], None]) -> None:
-        """Write the checkpoint; `warn` is told what went wrong, if anything did.
+    def _write_checkpoint(self, training: TrialTrainer, warn: Callable[[str], None]) -> None:
+        """Write the checkpoint and pass an error to `warn`.
 
-        Without one a trial is only slower to continue: a full disk is no reason to lose it.
+        Without a new checkpoint the trial only loses more epochs if it is interrupted, so a full
+        disk does not fail it.
         """
         try:
-            training.save()
+            training.write_checkpoint()
         except OSError as error:
-            text = f"checkpoint of epoch {training.epoch} not written: {last_line(error)}"
-            _log.warning("%s: %s", self._spec.trial if self._spec else "", text)
-            warn(f"{text}; it goes on, but would start again from an older one")
+            text = (
+                f"checkpoint of epoch {training.epoch} was not written: {format_error_line(error)}"
+            )
+            _logger.warning("%s: %s", self._spec.trial if self._spec else "", text)
+            warn(f"{text}; if interrupted, the trial resumes from an older checkpoint")
 
-    def _open_bench(self) -> Bench:
+    def _open_context(self) -> TrainingContext:
         assert self._spec is not None
         spec = self._spec
         key = (spec.dataset, spec.backbone, spec.cache_dir)
-        if self._bench is None or self._bench[0] != key:
-            self._bench = None  # free the old data before loading other data
-            cache_dir = Path(of_this_host(spec.cache_dir))
-            bench = open_bench(spec.dataset, spec.backbone, cache_dir=cache_dir)
-            self._bench = (key, bench)
-        return self._bench[1]
+        if self._context is None or self._context[0] != key:
+            self._context = None  # free the old data before loading other data
+            cache_dir = Path(expand_host(spec.cache_dir))
+            context = open_context(spec.dataset, spec.backbone, cache_dir=cache_dir)
+            self._context = (key, context)
+        return self._context[1]
 
 
 def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
-    """Keep a trial that has a part of a GPU to that part of its memory.
+    """Limit a trial that has a fraction of a GPU to that fraction of its memory.
 
-    torch counts its tensors only; what CUDA itself takes for a process comes out of the same part,
-    or the last of several trials would find the memory full.
+    torch counts only its tensors. The memory that CUDA uses per process is subtracted from the
+    fraction; otherwise the last of several trials on a GPU would run out of memory.
     """
-    part = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
-    if torch.cuda.is_available() and 0 < part < 1:
-        reserve = CONTEXT_BYTES / torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(max(part - reserve, part / 2))
+    fraction = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
+    if torch.cuda.is_available() and 0 < fraction < 1:
+        reserve = CUDA_CONTEXT_BYTES / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(max(fraction - reserve, fraction / 2))
 
 
-def _breaks_device(error: BaseException) -> bool:
-    """Whether an error leaves the GPU unusable for this process; running out of memory does not."""
+def _breaks_gpu(error: BaseException) -> bool:
+    """Whether an error makes the GPU unusable for this process; out of memory does not."""
     return "CUDA error" in str(error) and not isinstance(error, torch.OutOfMemoryError)
 
 
-def last_line(error: BaseException) -> str:
-    """An exception in one line."""
+def format_error_line(error: BaseException) -> str:
+    """Return the type and the last line of an exception's message."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     text = lines[-1].strip() if lines else ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What every data set gives: two class-disjoint halves in arrays."""
+"""Data sets: two class-disjoint halves, as arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Part:
-    """One side of a split.
+class DatasetPart:
+    """Items of one side of a split, with their classes.
 
     Args:
         items: Pixels (N, height, width, channels) uint8, or features (N, dim) float32. May be a
-            memory map; never written to.
+            read-only memory map.
         labels: Class ids (N,), int64, unique over both parts of a data set.
         is_query: For query/gallery protocols, True for queries and False for gallery items;
-            None when every item is a query against all others.
-        index: Which rows of `items` are meant, in order; None is all of them. So a fold of a
-            memory map is no copy of it. Read items through `read`.
-        aspects: Width / height of the picture that each row of `items` was squashed from, float32;
-            None when items are to be seen as they are. Read through `read_aspects`.
+            None if every item is a query against all others.
+        index: Rows of `items` that belong to this part, in order; None for all of them. A fold of a
+            memory map therefore needs no copy. Read items with `read_items`.
+        aspects: Width / height of the image that each row of `items` was squashed from, float32;
+            None if items are not distorted. Read them with `read_aspects`.
     """
 
     items: NDArray[np.uint8] | NDArray[np.float32]
@@ -32,13 +32,13 @@ class Part:
     index: NDArray[np.int64] | None = None
     aspects: NDArray[np.float32] | None = None
 
-    def read(self, rows: NDArray[np.int64] | slice | int) -> NDArray[Any]:
-        """Some items, by their place in this part."""
-        found: NDArray[Any] = self.items[rows if self.index is None else self.index[rows]]
-        return found
+    def read_items(self, rows: NDArray[np.int64] | slice | int) -> NDArray[Any]:
+        """Return some items, by their position in this part."""
+        items: NDArray[Any] = self.items[rows if self.index is None else self.index[rows]]
+        return items
 
     def read_aspects(self, rows: NDArray[np.int64] | slice) -> NDArray[np.float32] | None:
-        """The aspects of the items that `read` gives."""
+        """Return the aspects of the items that `read_items` returns for the same rows."""
         if self.aspects is None:
             return None
         return self.aspects[rows if self.index is None else self.index[rows]]
@@ -48,28 +48,28 @@ class Part:
 
     @property
     def kind(self) -> Literal["images", "features"]:
-        """What the items are."""
+        """Kind of the items: pixels have four axes, features two."""
         return "images" if self.items.ndim == 4 else "features"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training classes and test classes; no class is in both.
+    """A data set with disjoint training and test classes.
 
     Args:
-        name: As in the study file.
-        train: Items of the training classes; validation folds are cut from these.
+        name: Name in the study file.
+        train: Items of the training classes; validation folds are taken from these.
         test: Items of the test classes; only `study confirm` reads them.
-        class_names: Name of class id i.
-        fingerprint: Changes when the files, the reading settings or the split change.
-        notes: What the reader wants users to know (skipped images, counts that differ).
-        lists: Files that name all images which a note names only some of.
+        class_names: Name of each class id.
+        fingerprint: Hash that changes when the files, the reader's options or the split change.
+        notes: Messages for users (excluded images, differing counts).
+        note_files: Files that list all images of a note that names only some.
     """
 
     name: str
-    train: Part
-    test: Part
+    train: DatasetPart
+    test: DatasetPart
     class_names: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...] = field(default=())
-    lists: tuple[Path, ...] = field(default=())
+    note_files: tuple[Path, ...] = field(default=())

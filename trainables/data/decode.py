@@ -1,4 +1,4 @@
-"""One picture file as square 8-bit RGB pixels, whatever it was stored as."""
+"""Decoding of one image file to square 8-bit RGB pixels."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-Fit = Literal["crop", "squash", "pad", "whole"]
-FITS: tuple[Fit, ...] = ("crop", "squash", "pad", "whole")
-# Not all that PIL can open: a PDF or PostScript file is no picture, and the latter is a program.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-ODD_MODES = {"L": "grey", "LA": "grey", "1": "black and white", "CMYK": "CMYK", "P": "palette"}
-ORIENTATION = 0x0112  # EXIF tag
+FitMode = Literal["crop", "squash", "pad", "whole"]
+FIT_MODES: tuple[FitMode, ...] = ("crop", "squash", "pad", "whole")
+# PIL opens more formats, but a PDF or PostScript file is not an image, and PostScript is code.
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+CONVERTED_MODE_NAMES = {
+    "L": "grey",
+    "LA": "grey",
+    "1": "black and white",
+    "CMYK": "CMYK",
+    "P": "palette",
+}
+EXIF_ORIENTATION_TAG = 0x0112
 
 
-class BadPictureError(Exception):
-    """A picture that cannot be read; the message says why."""
+class BadImageError(Exception):
+    """An image that cannot be read; the message is the reason."""
 
 
-PASSING = frozenset(
+TRANSIENT_ERRNOS = frozenset(
     {
         errno.EACCES,
         errno.EAGAIN,
@@ -35,82 +41,88 @@ PASSING = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""Errors of a disk, a network or a process: the next reading may succeed."""
+"""Errors of a disk, a network or a process; reading again may succeed."""
 
 
-def decode(
-    source: Path | IO[bytes], *, size: int, fit: Fit
+def decode_image(
+    source: Path | IO[bytes], *, size: int, fit: FitMode
 ) -> tuple[NDArray[np.uint8], str, float]:
-    """Pixels (size, size, 3) uint8, a remark on what was unusual ("" for plain RGB), the aspect.
+    """Return pixels (size, size, 3) uint8, a remark ("" for plain RGB) and the aspect ratio.
 
     EXIF rotation is applied; grey, palette and CMYK become RGB; 16-bit is scaled to 8; transparent
-    parts turn white. "crop" scales the shorter side to `size` and keeps the centre, "squash"
-    ignores the aspect ratio, "pad" keeps the whole picture on black; "whole" squashes, too, for
-    readers that undo it by the aspect: width / height of the picture as it is looked at.
+    parts become white. The remark names such conversions. The aspect ratio is width / height after
+    rotation.
+
+    Args:
+        source: File or stream of the encoded image.
+        size: Side of the result in pixels.
+        fit: "crop" scales the shorter side to `size` and keeps the centre; "squash" ignores the
+            aspect ratio; "pad" shows the entire image on black; "whole" squashes like "squash",
+            for readers that undo it with the aspect ratio.
 
     Raises:
-        BadPictureError: Empty, truncated, of no known format, or too large to be honest.
-        OSError: It could not be read now, which says nothing about the picture.
+        BadImageError: If the image is empty, truncated, of unknown format, or suspiciously large.
+        OSError: If it could not be read for a reason that is unrelated to the image.
     """
     try:
         if isinstance(source, Path) and not source.stat().st_size:
-            raise BadPictureError("the file is empty")
-        with Image.open(source, formats=FORMATS) as image:
-            # JPEG can be decoded at 1/2, 1/4 or 1/8; twice the target loses nothing visible.
-            image.draft(None, _at_least(image.size, 2 * size))
-            remark = _remark(image)
+            raise BadImageError("the file is empty")
+        with Image.open(source, formats=IMAGE_FORMATS) as image:
+            # JPEG can be decoded at 1/2, 1/4 or 1/8; at twice the target no loss is visible.
+            image.draft(None, _scale_to_shorter_side(image.size, 2 * size))
+            remark = _describe_pixel_format(image)
             turned = ImageOps.exif_transpose(image)
-            pixels = np.asarray(_fitted(_rgb(turned), size, fit))
+            pixels = np.asarray(_resize_to_square(_convert_to_rgb(turned), size, fit))
             return pixels, remark, turned.width / turned.height
-    except BadPictureError:
+    except BadImageError:
         raise
     except FileNotFoundError:
-        raise BadPictureError("there is no such file") from None
+        raise BadImageError("the file does not exist") from None
     except MemoryError:
         raise
-    except Exception as error:  # PIL's plug-ins raise what they like on broken bytes
-        if isinstance(error, OSError) and error.errno in PASSING:
+    except Exception as error:  # PIL's plug-ins raise many types of errors on broken bytes
+        if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:
             raise
         line = str(error).strip().partition("\n")[0]
         if line.startswith("cannot identify image file"):
-            line = "no known picture format"
-        raise BadPictureError(line or type(error).__name__) from error
+            line = "unknown image format"
+        raise BadImageError(line or type(error).__name__) from error
 
 
-def _at_least(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+def _scale_to_shorter_side(size: tuple[int, int], shorter: int) -> tuple[int, int]:
     factor = shorter / min(size)
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
-def _remark(image: Image.Image) -> str:
+def _describe_pixel_format(image: Image.Image) -> str:
     words = []
-    if image.mode.startswith("I") or _is_deep(image):
+    if image.mode.startswith("I") or _has_16_bit_channels(image):
         words.append("16-bit")
     elif image.mode == "F":
         words.append("float")
-    elif image.mode in ODD_MODES:
-        words.append(ODD_MODES[image.mode])
+    elif image.mode in CONVERTED_MODE_NAMES:
+        words.append(CONVERTED_MODE_NAMES[image.mode])
     elif image.mode != "RGB":
         words.append(image.mode)
-    if image.getexif().get(ORIENTATION, 1) not in (0, 1):
+    if image.getexif().get(EXIF_ORIENTATION_TAG, 1) not in (0, 1):
         words.append("EXIF-rotated")
     return ", ".join(words)
 
 
-def _is_deep(image: Image.Image) -> bool:
-    """Whether PIL will halve the bits of a colour picture while it reads: its mode is the same."""
+def _has_16_bit_channels(image: Image.Image) -> bool:
+    """Whether PIL converts a colour image from 16 to 8 bits while reading; its mode is RGB."""
     return any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
-        # "I;16" says 16 bits, however dark the picture; 32-bit "I" does not say what is white.
+        # "I;16" means 16 bits, however dark the image; 32-bit "I" does not define white.
         sixteen = image.mode != "I" or values.max(initial=0) > 255
         high = 65535 if sixteen else 255
         return Image.fromarray((values.clip(0, high) * 255 // high).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise BadPictureError("float pixels have no agreed range")
+        raise BadImageError("float pixels have no standard range")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -118,7 +130,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _fitted(image: Image.Image, size: int, fit: Fit) -> Image.Image:
+def _resize_to_square(image: Image.Image, size: int, fit: FitMode) -> Image.Image:
     if fit == "crop":
         return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     if fit == "pad":

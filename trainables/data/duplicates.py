@@ -1,7 +1,7 @@
-"""Is one picture on two sides of a split? Found by its contents, whatever its file is called.
+"""Duplicate images on two sides of a split, found by their contents and not by their names.
 
-Sides are made of classes: training against test, and any validation fold against the rest of the
-training classes. So a picture that is in two classes is a leak unless both are test classes.
+The sides consist of classes: training against test, and each validation fold against the rest of
+the training classes. An image in two classes is therefore a leak unless both are test classes.
 """
 
 from __future__ import annotations
@@ -13,60 +13,70 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.rows import LeaveOut, RowSpec, memory_of
+from trainables.data.cache.rows import RowFilter, RowSpec, as_memoryview
 
-ON_DUPLICATE = ("refuse", "drop")
-DIGESTS = "digests"
-SPEC = RowSpec((16,), "uint8")
-
-
-def digests(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """A hash of each row's contents, (n, 16): equal rows have equal ones."""
-    found = [blake2b(memory_of(np.ascontiguousarray(row)), digest_size=16).digest() for row in rows]
-    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, 16)
+DUPLICATE_POLICIES = ("refuse", "drop")
+DIGESTS_KEY = "digests"
+DIGEST_SPEC = RowSpec((16,), "uint8")
 
 
-def on_two_sides(
+def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a hash of each row's contents, (n, 16); equal rows have equal hashes."""
+    digests = [
+        blake2b(as_memoryview(np.ascontiguousarray(row)), digest_size=16).digest() for row in rows
+    ]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)
+
+
+def find_cross_split_duplicates(
     rows: NDArray[np.int64],
     hashes: NDArray[np.uint8],
     labels: NDArray[np.int64],
     in_test: NDArray[np.bool_],
 ) -> dict[int, int]:
-    """Rows to leave out so that no contents are on two sides -> the row that has them too.
+    """Return rows to exclude so that no contents are on two sides, with the row they duplicate.
 
-    Test classes stay as published: the copies in training classes go. Of copies in several
-    training classes those of the first one's class stay.
+    Test classes stay as published: copies in training classes are excluded. Of copies in several
+    training classes, those in the class of the first one stay.
 
     Args:
-        rows: Numbers of the rows to look at; `hashes`, `labels` and `in_test` are of all rows.
+        rows: Row numbers to consider.
+        hashes: Result of `hash_rows` for all rows.
+        labels: Class id of all rows.
+        in_test: Whether each of all rows belongs to the test half.
     """
     groups: dict[bytes, list[int]] = {}
     for row in rows.tolist():
         groups.setdefault(hashes[row].tobytes(), []).append(row)
     left_out = {}
     for same in groups.values():
-        test = [row for row in same if in_test[row]]
-        stays = test[0] if test else same[0]
+        test_rows = [row for row in same if in_test[row]]
+        original = test_rows[0] if test_rows else same[0]
         for row in same:
-            if not in_test[row] and labels[row] != labels[stays]:
-                left_out[row] = stays
+            if not in_test[row] and labels[row] != labels[original]:
+                left_out[row] = original
     return left_out
 
 
-def leave_out_copies(
+def make_duplicate_filter(
     labels: NDArray[np.int64], in_test: NDArray[np.bool_], names: Sequence[str]
-) -> LeaveOut:
-    """For a cache entry with an array of `digests`: which rows it must not keep, and why."""
+) -> RowFilter:
+    """Return the filter that excludes duplicates from a cache entry with an array `digests`."""
 
-    def choose(arrays: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> dict[int, str]:
-        found = on_two_sides(rows, np.asarray(arrays[DIGESTS]), labels, in_test)
-        return {row: names[other] for row, other in sorted(found.items())}
+    def select_duplicates(
+        arrays: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]
+    ) -> dict[int, str]:
+        digests = np.asarray(arrays[DIGESTS_KEY])
+        duplicates = find_cross_split_duplicates(rows, digests, labels, in_test)
+        return {row: names[original] for row, original in sorted(duplicates.items())}
 
-    return choose
+    return select_duplicates
 
 
-def asked_of_itself(hashes: NDArray[np.uint8], is_query: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Queries whose very picture is in the gallery, too: a hit that says nothing."""
+def find_queries_in_gallery(
+    hashes: NDArray[np.uint8], is_query: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Return the queries whose image is also in the gallery, so that a hit is meaningless."""
     gallery = {row.tobytes() for row in hashes[~is_query]}
-    found = [row for row in np.flatnonzero(is_query).tolist() if hashes[row].tobytes() in gallery]
-    return np.array(found, dtype=np.int64)
+    queries = np.flatnonzero(is_query).tolist()
+    return np.array([row for row in queries if hashes[row].tobytes() in gallery], dtype=np.int64)

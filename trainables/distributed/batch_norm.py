@@ -1,7 +1,8 @@
-"""Batch norm that sees the batches of all ranks, on CPUs and GPUs.
+"""Batch norm over the batches of all ranks, on CPUs and GPUs.
 
-Each rank's mean, sum of squared deviations and count are combined in one exchange, so statistics
-are those of the global batch and do not lose digits to large means; a rank may have no sample.
+One exchange combines the mean, the sum of squared deviations and the count of each rank. The
+statistics are therefore those of the global batch, do not lose digits to large means, and allow
+ranks without samples.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from trainables.world import World
+from trainables.distributed.world import World
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BATCH_NORM_TYPES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def synchronise_batch_norm(module: nn.Module, world: World) -> nn.Module:
-    """The module with every batch norm seeing the global batch; parameters and names stay."""
+    """Return the module with synchronised batch norms; parameters and their names stay."""
     if world.size == 1:
         return module
-    if isinstance(module, _NORMS):
+    if isinstance(module, _BATCH_NORM_TYPES):
         return SynchronisedBatchNorm(module, world)
     for name, child in list(module.named_children()):
         setattr(module, name, synchronise_batch_norm(child, world))
@@ -29,9 +30,9 @@ def synchronise_batch_norm(module: nn.Module, world: World) -> nn.Module:
 
 
 class SynchronisedBatchNorm(nn.BatchNorm2d):
-    """Stands in for a batch norm of any dimension and shares its parameters and buffers.
+    """Replacement for a batch norm of any dimension that shares its parameters and buffers.
 
-    timm's batch norms carry their dropout and activation with them; those are kept.
+    The batch norms of timm contain their dropout and activation; those are kept.
     """
 
     def __init__(self, norm: nn.Module, world: World) -> None:
@@ -52,13 +53,13 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         self.train(old.training)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Normalised over the samples of all ranks in training, by running statistics else."""
+        """Normalise over the samples of all ranks in training, else by running statistics."""
         if self.training or self.running_mean is None:
-            out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
+            out, mean, variance, count = _BatchNormFunction.apply(  # type: ignore[no-untyped-call]
                 input, self.weight, self.bias, self.eps, self.world
             )
             if self.training and self.track_running_stats:
-                self._remember(mean, variance, float(count))
+                self._update_running_stats(mean, variance, float(count))
         else:
             out = F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
@@ -69,7 +70,7 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         return result
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
+    def _update_running_stats(self, mean: Tensor, variance: Tensor, count: float) -> None:
         assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -80,20 +81,20 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         self.running_var.lerp_(unbiased.to(self.running_var), weight)
 
 
-class _Normalise(torch.autograd.Function):
+class _BatchNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, world: World
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mean, variance, count = _statistics(x, world)
+        mean, variance, count = _global_statistics(x, world)
         if float(count) < 2:
-            raise ValueError("batch norm needs more than one value per channel in training.")
+            raise ValueError("batch norm needs more than one value per channel in training")
         inverse = torch.rsqrt(variance + eps)
-        normal = (x - _wide(mean, x)) * _wide(inverse, x)
+        normal = (x - _broadcast_channels(mean, x)) * _broadcast_channels(inverse, x)
         ctx.save_for_backward(normal, inverse, weight)
         ctx.count, ctx.world = float(count), world
-        out = normal if weight is None else normal * _wide(weight, x)
-        out = out if bias is None else out + _wide(bias, x)
+        out = normal if weight is None else normal * _broadcast_channels(weight, x)
+        out = out if bias is None else out + _broadcast_channels(bias, x)
         ctx.mark_non_differentiable(mean, variance, count)
         return out.to(x.dtype), mean, variance, count
 
@@ -101,15 +102,17 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         normal, inverse, weight = ctx.saved_tensors
         grad = grads[0].to(normal.dtype)
-        axes = _axes(grad)
-        # Of the weights each rank keeps its own part: encoder gradients are summed afterwards.
+        axes = _reduction_axes(grad)
+        # Each rank keeps its own part of the weight gradients: encoder gradients are summed later.
         own_bias, own_weight = grad.sum(dim=axes), (grad * normal).sum(dim=axes)
         sums = torch.stack([own_bias, own_weight])
-        ctx.world.sum_(sums)
+        ctx.world.all_reduce_sum_(sums)
         sums /= ctx.count
         factor = inverse if weight is None else inverse * weight
-        grad_x = grad - _wide(sums[0], grad) - normal * _wide(sums[1], grad)
-        grad_x *= _wide(factor, grad)
+        grad_x = (
+            grad - _broadcast_channels(sums[0], grad) - normal * _broadcast_channels(sums[1], grad)
+        )
+        grad_x *= _broadcast_channels(factor, grad)
         return (
             grad_x.to(grads[0].dtype),
             own_weight if ctx.needs_input_grad[1] else None,
@@ -119,16 +122,16 @@ class _Normalise(torch.autograd.Function):
         )
 
 
-def _statistics(x: Tensor, world: World) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance per channel, and the number of values, over all ranks."""
+def _global_statistics(x: Tensor, world: World) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean and biased variance per channel and the number of values, over all ranks."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     count = x.numel() // x.shape[1] if x.shape[1] else 0
     if count:
-        variance, mean = torch.var_mean(x.to(dtype), dim=_axes(x), correction=0)
+        variance, mean = torch.var_mean(x.to(dtype), dim=_reduction_axes(x), correction=0)
     else:
         variance = mean = x.new_zeros(x.shape[1], dtype=dtype)
     number = mean.new_full((1, len(mean)), float(count))
-    parts = world.gather(
+    parts = world.all_gather(
         torch.stack([mean, variance * count, number[0]])[None], world.size
     )  # (ranks, 3, channels)
     means, deviations, counts = parts.unbind(dim=1)
@@ -138,10 +141,10 @@ def _statistics(x: Tensor, world: World) -> tuple[Tensor, Tensor, Tensor]:
     return mean, deviations.sum(dim=0) / total, total[0]
 
 
-def _axes(x: Tensor) -> list[int]:
-    """All but the channels."""
+def _reduction_axes(x: Tensor) -> list[int]:
+    """Return all axes but that of the channels."""
     return [axis for axis in range(x.dim()) if axis != 1]
 
 
-def _wide(values: Tensor, x: Tensor) -> Tensor:
+def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:
     return values.view(1, -1, *([1] * (x.dim() - 2)))

@@ -1,10 +1,10 @@
-"""Who trains this trial together, and how do they exchange tensors?
+"""The ranks of a trial and the collective operations between them.
 
-Every rank runs the model on its share of the same global batch, sees all embeddings, and computes
-the loss of the global batch. Hence the rules that make any number of ranks give the same gradients:
+Every rank runs the model on its share of the same global batch, gathers all embeddings and computes
+the loss of the global batch. These rules make the gradients independent of the world size:
 
-- gathered embeddings: each rank knows the whole gradient, and takes its own rows of it;
-- the encoder's gradient is the sum over ranks; that of replicated proxies is the same on all;
+- gathered embeddings: each rank has the complete gradient and takes its own rows of it;
+- the encoder's gradient is the sum over ranks; that of replicated proxies is equal on all ranks;
 - partial results of proxy shards are summed (or maximised) over ranks, forward and backward.
 """
 
@@ -17,93 +17,96 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PIECE_BYTES = 16 * 2**20
+TRANSFER_PIECE_BYTES = 16 * 2**20
 
 
 class WorldError(RuntimeError):
-    """Ranks could not exchange tensors: another rank is gone."""
+    """A collective operation failed because another rank has exited."""
 
 
 class World(Protocol):
-    """The ranks of a trial, seen from one of them.
+    """The ranks of a trial, as one of them sees them.
 
-    All methods but `rank`, `size` and `device` are collective: every rank calls them in the same
-    order. `sum_`, `maximum_` and `broadcast_` work in place and leave the same bits on all ranks.
+    All methods are collective: every rank calls them in the same order. `all_reduce_sum_`,
+    `all_reduce_max_` and `broadcast_` work in place and leave the same bits on all ranks.
     """
 
     @property
     def rank(self) -> int:
-        """This rank's number, from 0."""
+        """Number of this rank, from 0."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """World size: the number of ranks."""
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device on which this rank computes."""
 
-    def sum_(self, partial: Tensor) -> None:
-        """Replace by the sum over ranks."""
+    def all_reduce_sum_(self, partial: Tensor) -> None:
+        """Replace the tensor by its sum over ranks."""
 
-    def maximum_(self, partial: Tensor) -> None:
-        """Replace by the elementwise maximum over ranks."""
+    def all_reduce_max_(self, partial: Tensor) -> None:
+        """Replace the tensor by its elementwise maximum over ranks."""
 
     def broadcast_(self, values: Tensor) -> None:
-        """Replace by the first rank's values."""
+        """Replace the tensor by that of the first rank."""
 
-    def gather(self, rows: Tensor, total: int) -> Tensor:
-        """All `total` rows, of which this rank gives those of `share(total, ...)`; no gradient."""
+    def all_gather(self, rows: Tensor, total: int) -> Tensor:
+        """Return all `total` rows, without gradient.
 
-    def collect(self, rows: Tensor, total: int) -> Iterator[Tensor]:
-        """As `gather`, a piece after another, on the CPU of the first rank; others get none.
+        `rows` are those at `rank_slice(total, rank, size)`.
+        """
 
-        Every rank has to go through it to its end.
+    def gather_in_pieces(self, rows: Tensor, total: int) -> Iterator[Tensor]:
+        """Yield the rows of `all_gather` piece by piece, on the CPU of the first rank only.
+
+        Every rank must exhaust the iterator; on the other ranks it yields nothing.
         """
 
 
-def share(total: int, rank: int, size: int) -> slice:
-    """The positions of `total` that a rank works on: consecutive, as even as possible.
+def rank_slice(total: int, rank: int, size: int) -> slice:
+    """Return the positions out of `total` that a rank works on: consecutive, as even as possible.
 
-    Shares may be empty: the first `total % size` ranks have one position more than the others.
+    The first `total % size` ranks have one position more than the others; slices may be empty.
     """
     small, larger = divmod(total, size)
     start = rank * small + min(rank, larger)
     return slice(start, start + small + (rank < larger))
 
 
-class Alone:
-    """The world of a single process: there is nobody to exchange with."""
+class SingleProcessWorld:
+    """World of a single process: every collective operation is the identity."""
 
     rank, size = 0, 1
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or default_device()
 
-    def sum_(self, partial: Tensor) -> None:
-        """Nothing to add."""
+    def all_reduce_sum_(self, partial: Tensor) -> None:
+        """Leave the tensor unchanged."""
 
-    def maximum_(self, partial: Tensor) -> None:
-        """Nothing to compare with."""
+    def all_reduce_max_(self, partial: Tensor) -> None:
+        """Leave the tensor unchanged."""
 
     def broadcast_(self, values: Tensor) -> None:
-        """Nobody to tell."""
+        """Leave the tensor unchanged."""
 
-    def gather(self, rows: Tensor, total: int) -> Tensor:
-        """The rows themselves."""
+    def all_gather(self, rows: Tensor, total: int) -> Tensor:
+        """Return the rows."""
         return rows
 
-    def collect(self, rows: Tensor, total: int) -> Iterator[Tensor]:
-        """The rows themselves."""
+    def gather_in_pieces(self, rows: Tensor, total: int) -> Iterator[Tensor]:
+        """Yield the rows in one piece."""
         yield rows.detach().cpu()
 
 
-class Group:
-    """The ranks of a torch process group: gloo on CPUs, nccl on GPUs.
+class ProcessGroupWorld:
+    """World of a torch process group: gloo on CPUs, nccl on GPUs.
 
     Args:
-        group: None is torch's default group.
-        device: Where this rank computes; tensors from elsewhere travel through it.
+        group: The process group; None is torch's default group.
+        device: Device on which this rank computes; other tensors are copied to it to be sent.
     """
 
     def __init__(
@@ -114,40 +117,40 @@ class Group:
         self.device = device or default_device()
         self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
 
-    def sum_(self, partial: Tensor) -> None:
-        """Add over ranks."""
-        self._reduce(partial, dist.ReduceOp.SUM)
+    def all_reduce_sum_(self, partial: Tensor) -> None:
+        """Replace the tensor by its sum over ranks."""
+        self._all_reduce(partial, dist.ReduceOp.SUM)
 
-    def maximum_(self, partial: Tensor) -> None:
-        """Maximise over ranks."""
-        self._reduce(partial, dist.ReduceOp.MAX)
+    def all_reduce_max_(self, partial: Tensor) -> None:
+        """Replace the tensor by its elementwise maximum over ranks."""
+        self._all_reduce(partial, dist.ReduceOp.MAX)
 
     def broadcast_(self, values: Tensor) -> None:
-        """Take the first rank's values."""
-        sent = self._travelling(values)
-        with _Failures():
+        """Replace the tensor by that of the first rank."""
+        sent = self._prepare_transfer(values)
+        with _BackendErrorTranslator():
             dist.broadcast(sent, src=self._ranks[0], group=self._group)
-        _back(sent, values)
+        _copy_back(sent, values)
 
-    def gather(self, rows: Tensor, total: int) -> Tensor:
-        """All ranks' rows. Shares differ by at most one row, so all send the longest."""
-        longest = share(total, 0, self.size).stop
+    def all_gather(self, rows: Tensor, total: int) -> Tensor:
+        """Return the rows of all ranks, padded in transfer: slices differ by at most one row."""
+        longest = rank_slice(total, 0, self.size).stop
         sent = torch.zeros((longest, *rows.shape[1:]), dtype=rows.dtype, device=self.device)
         sent[: len(rows)] = rows.detach()
         parts = [torch.empty_like(sent) for _ in range(self.size)]
-        with _Failures():
+        with _BackendErrorTranslator():
             dist.all_gather(parts, sent, group=self._group)
-        shares = (share(total, rank, self.size) for rank in range(self.size))
-        lengths = [s.stop - s.start for s in shares]
-        kept = [part[:length] for part, length in zip(parts, lengths, strict=True)]
-        return torch.cat(kept).to(rows.device)
+        slices = (rank_slice(total, rank, self.size) for rank in range(self.size))
+        lengths = [s.stop - s.start for s in slices]
+        unpadded = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        return torch.cat(unpadded).to(rows.device)
 
-    def collect(self, rows: Tensor, total: int) -> Iterator[Tensor]:
-        """Pieces of the shards to the first rank, in order: no rank ever holds them all."""
+    def gather_in_pieces(self, rows: Tensor, total: int) -> Iterator[Tensor]:
+        """Send pieces of the shards to the first rank, in order; no rank holds all rows."""
         width = rows.shape[1:]
-        count = max(1, PIECE_BYTES // max(1, width.numel() * rows.element_size()))
+        count = max(1, TRANSFER_PIECE_BYTES // max(1, width.numel() * rows.element_size()))
         for rank in range(self.size):
-            part = share(total, rank, self.size)
+            part = rank_slice(total, rank, self.size)
             for start in range(part.start, part.stop, count):
                 length = min(count, part.stop - start)
                 if rank == self.rank:
@@ -157,86 +160,86 @@ class Group:
                 else:
                     continue
                 if rank > 0:
-                    self._pass_on(piece, rank)
+                    self._send_to_first_rank(piece, rank)
                 if self.rank == 0:
                     yield piece.cpu()
 
-    def _pass_on(self, piece: Tensor, rank: int) -> None:
-        """From a rank to the first."""
-        with _Failures():
+    def _send_to_first_rank(self, piece: Tensor, rank: int) -> None:
+        """Send a piece from a rank to the first one."""
+        with _BackendErrorTranslator():
             if self.rank == 0:
                 dist.recv(piece, self._ranks[rank], self._group)
             else:
                 dist.send(piece.to(self.device).contiguous(), self._ranks[0], self._group)
 
-    def _reduce(self, values: Tensor, operation: Any) -> None:
-        sent = self._travelling(values)
-        with _Failures():
+    def _all_reduce(self, values: Tensor, operation: Any) -> None:
+        sent = self._prepare_transfer(values)
+        with _BackendErrorTranslator():
             dist.all_reduce(sent, op=operation, group=self._group)
-        _back(sent, values)
+        _copy_back(sent, values)
 
-    def _travelling(self, values: Tensor) -> Tensor:
-        """The tensor itself where the group can send it as it lies, else a copy."""
+    def _prepare_transfer(self, values: Tensor) -> Tensor:
+        """Return a tensor that the group can send: `values` itself if possible, else a copy."""
         return values.detach().to(self.device).contiguous()
 
 
 def default_device() -> torch.device:
-    """A GPU if there is one."""
+    """Return a GPU if torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def trial_device(resources: Mapping[str, Any]) -> torch.device:
-    """Where one process computes a trial of these resources: on a GPU if the trial has one."""
+    """Return the device of a single-process trial: a GPU if its resources contain one."""
     return default_device() if resources.get("gpus_per_trial") else torch.device("cpu")
 
 
 def gather_rows(world: World, rows: Tensor, total: int) -> Tensor:
-    """All `total` rows in rank order, differentiable.
+    """Return all `total` rows in rank order, differentiable.
 
-    In backward each rank takes its own rows of the gradient it has: right when every rank computes
+    In backward each rank takes its own rows of its gradient. This is correct if every rank computes
     the same function of all rows, as every loss here does.
     """
     if world.size == 1:
         return rows
-    gathered: Tensor = _GatherRows.apply(rows, world, total)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _GatherRowsFunction.apply(rows, world, total)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def sum_shares(world: World, partial: Tensor) -> Tensor:
-    """The sum over ranks, differentiable: each rank's part gets the whole gradient."""
+def all_reduce_sum(world: World, partial: Tensor) -> Tensor:
+    """Return the sum over ranks, differentiable: each rank receives the full gradient."""
     if world.size == 1:
         return partial
-    total: Tensor = _SumShares.apply(partial, world)  # type: ignore[no-untyped-call]
+    total: Tensor = _AllReduceSumFunction.apply(partial, world)  # type: ignore[no-untyped-call]
     return total
 
 
-def share_gradient(world: World, values: Tensor) -> Tensor:
-    """The same values; in backward their gradient is summed over ranks.
+def all_reduce_gradient(world: World, values: Tensor) -> Tensor:
+    """Return the same values; in backward their gradient is summed over ranks.
 
-    For replicated values that each rank uses in its own part of a sum.
+    Use it for replicated values that each rank uses in its own part of a sum.
     """
     if world.size == 1:
         return values
-    same: Tensor = _ShareGradient.apply(values, world)  # type: ignore[no-untyped-call]
+    same: Tensor = _AllReduceGradientFunction.apply(values, world)  # type: ignore[no-untyped-call]
     return same
 
 
-class _GatherRows(torch.autograd.Function):
+class _GatherRowsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, world: World, total: int) -> Tensor:
-        ctx.own = share(total, world.rank, world.size)
-        return world.gather(rows, total)
+        ctx.own = rank_slice(total, world.rank, world.size)
+        return world.all_gather(rows, total)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0][ctx.own], None, None
 
 
-class _SumShares(torch.autograd.Function):
+class _AllReduceSumFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, world: World) -> Tensor:
         total = partial.detach().clone()
-        world.sum_(total)
+        world.all_reduce_sum_(total)
         return total
 
     @staticmethod
@@ -244,7 +247,7 @@ class _SumShares(torch.autograd.Function):
         return grads[0], None
 
 
-class _ShareGradient(torch.autograd.Function):
+class _AllReduceGradientFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, world: World) -> Tensor:
         ctx.world = world
@@ -253,21 +256,21 @@ class _ShareGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total = grads[0].clone()
-        ctx.world.sum_(total)
+        ctx.world.all_reduce_sum_(total)
         return total, None
 
 
-class _Failures:
-    """Whatever a backend raises when a peer is gone becomes a WorldError."""
+class _BackendErrorTranslator:
+    """Context manager that turns errors of the backend into a WorldError."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, RuntimeError):
-            raise WorldError(f"a rank is gone: {error}") from error
+            raise WorldError(f"a rank has exited: {error}") from error
 
 
-def _back(sent: Tensor, values: Tensor) -> None:
+def _copy_back(sent: Tensor, values: Tensor) -> None:
     if sent.data_ptr() != values.data_ptr():
         values.detach().copy_(sent)

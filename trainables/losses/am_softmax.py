@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainables.losses.class_head import ClassHead
-from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.scale import Scale, ScaleMode
+from trainables.losses.base.proxy_loss import LossSetup, ProxyLoss
+from trainables.losses.base.scale import ScaleMode, SimilarityScale
+from trainables.losses.base.softmax_head import SoftmaxHead
 
 
 class CosineMargin(nn.Module):
@@ -21,12 +21,12 @@ class CosineMargin(nn.Module):
         self.m = m
 
     def forward(self, similarity: Tensor) -> Tensor:
-        """Own logit before scaling."""
+        """Return the own logit before scaling."""
         return similarity - self.m
 
 
-def am_softmax(
-    setup: Setup,
+def build_am_softmax(
+    setup: LossSetup,
     *,
     gamma: float,
     m: float,
@@ -35,9 +35,9 @@ def am_softmax(
     label_smoothing: float = 0.0,
     proxies_per_class: int = 1,
 ) -> ProxyLoss:
-    """Cross-entropy of gamma (cos - m [own class])."""
-    head = ClassHead(
-        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio, knob="gamma"),
+    """Build the cross-entropy of gamma (cos - m [own class])."""
+    head = SoftmaxHead(
+        SimilarityScale(gamma, mode=temperature_mode, ratio=anneal_ratio, param="gamma"),
         positive=CosineMargin(m),
         label_smoothing=label_smoothing,
         budget=setup.budget,

@@ -1,8 +1,8 @@
-"""ArcFace: cross-entropy over cosines with a margin on the own class's angle.
+"""ArcFace: cross-entropy over cosines with a margin on the angle of the own class.
 
-Deng et al., CVPR 2019, arXiv:1801.07698. The gradient is the true one, sin(t + m) / sin(t), not
-the straight-through one of InsightFace's code. Beyond t = pi - m, where cos(t + m) would rise
-again, the usual continuation cos(t) - m sin(m).
+Deng et al., CVPR 2019, arXiv:1801.07698. The gradient is the exact one, sin(t + m) / sin(t), not
+the straight-through gradient of InsightFace's code. Beyond t = pi - m, where cos(t + m) would rise
+again, the usual continuation cos(t) - m sin(m) is used.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import math
 import torch
 from torch import Tensor, nn
 
-from trainables.losses.class_head import ClassHead
-from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.scale import Scale, ScaleMode
+from trainables.losses.base.proxy_loss import LossSetup, ProxyLoss
+from trainables.losses.base.scale import ScaleMode, SimilarityScale
+from trainables.losses.base.softmax_head import SoftmaxHead
 
 
 class AngularMargin(nn.Module):
     """Own similarity cos(t) -> cos(t + m), m in radians.
 
-    The slope in the cosine grows as 1 / sin(t), while the cosine's own slope in the vectors
-    shrinks as sin(t). In the slope, not in the value, the sine is kept from zero, so that their
-    product stays finite at +-1.
+    The derivative with respect to the cosine grows as 1 / sin(t), while that of the cosine with
+    respect to the vectors shrinks as sin(t). The sine is bounded away from zero in the derivative,
+    not in the value, so that the product stays finite at +-1.
     """
 
     def __init__(self, m: float) -> None:
         super().__init__()
         if not 0.0 <= m <= math.pi / 2:
-            raise ValueError(f"`0 <= m <= pi/2` (radians) must hold, but got {m}.")
+            raise ValueError(f"`0 <= m <= pi/2` (radians) must hold, but got {m}")
         self.m = m
 
     def forward(self, similarity: Tensor) -> Tensor:
-        """Own logit before scaling."""
+        """Return the own logit before scaling."""
         smallest = torch.finfo(similarity.dtype).eps
         square = (1.0 - similarity) * (1.0 + similarity)
         sine = square.clamp(min=smallest).sqrt()
@@ -42,8 +42,8 @@ class AngularMargin(nn.Module):
         return torch.where(similarity >= -math.cos(self.m), turned, beyond)
 
 
-def arcface(
-    setup: Setup,
+def build_arcface(
+    setup: LossSetup,
     *,
     gamma: float,
     m: float,
@@ -52,9 +52,9 @@ def arcface(
     label_smoothing: float = 0.0,
     proxies_per_class: int = 1,
 ) -> ProxyLoss:
-    """Cross-entropy of gamma cos(angle + m [own class])."""
-    head = ClassHead(
-        Scale(gamma, mode=temperature_mode, ratio=anneal_ratio, knob="gamma"),
+    """Build the cross-entropy of gamma cos(angle + m [own class])."""
+    head = SoftmaxHead(
+        SimilarityScale(gamma, mode=temperature_mode, ratio=anneal_ratio, param="gamma"),
         positive=AngularMargin(m),
         label_smoothing=label_smoothing,
         budget=setup.budget,

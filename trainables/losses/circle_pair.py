@@ -1,15 +1,15 @@
-"""Circle loss with pair labels: every sample an anchor for the others of the batch.
+"""Circle loss with pair labels: every sample is an anchor for the others of the batch.
 
-Sun et al., CVPR 2020, arXiv:2002.10857, eq. 6. How the anchors of a batch are reduced is not in the
-paper and differs between public codes, so it is a choice here; see `PairSoftplus`.
+Sun et al., CVPR 2020, arXiv:2002.10857, eq. 6. The paper does not define the reduction over the
+anchors of a batch, and public codes differ, so it is a hyperparameter; see `PairSoftplusLoss`.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainables.losses.pair_softplus import PairSoftplus, Reduction
-from trainables.losses.proxy_loss import Setup
+from trainables.losses.base.pair_softplus import PairReduction, PairSoftplusLoss
+from trainables.losses.base.proxy_loss import LossSetup
 
 
 class CircleLogits(nn.Module):
@@ -18,19 +18,19 @@ class CircleLogits(nn.Module):
     def __init__(self, *, gamma: float, m: float) -> None:
         super().__init__()
         if not gamma > 0:
-            raise ValueError(f"`gamma > 0` must hold, but got {gamma}.")
+            raise ValueError(f"`gamma > 0` must hold, but got {gamma}")
         self.gamma, self.m = gamma, m
 
     def forward(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of every pair as a negative and as a positive."""
-        known = s.detach()
-        negative = self.gamma * (known + self.m).relu() * (s - self.m)
-        positive = -self.gamma * (1.0 + self.m - known).relu() * (s - (1.0 - self.m))
+        """Return the logits of every pair as a negative and as a positive."""
+        constant = s.detach()
+        negative = self.gamma * (constant + self.m).relu() * (s - self.m)
+        positive = -self.gamma * (1.0 + self.m - constant).relu() * (s - (1.0 - self.m))
         return negative, positive
 
 
-def circle_pair(
-    setup: Setup, *, gamma: float, m: float, reduction: Reduction = "valid"
-) -> PairSoftplus:
-    """Eq. 6 at pair level, per anchor."""
-    return PairSoftplus(setup, CircleLogits(gamma=gamma, m=m), reduction=reduction)
+def build_circle_pair(
+    setup: LossSetup, *, gamma: float, m: float, reduction: PairReduction = "valid"
+) -> PairSoftplusLoss:
+    """Build eq. 6 at pair level, per anchor."""
+    return PairSoftplusLoss(setup, CircleLogits(gamma=gamma, m=m), reduction=reduction)

@@ -7,14 +7,14 @@ arXiv:1811.12649 (fixed temperature); Wang et al., "NormFace", ACM MM 2017, arXi
 
 from __future__ import annotations
 
-from trainables.losses.class_head import ClassHead
-from trainables.losses.class_rule import Rule
-from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.scale import Scale, ScaleMode
+from trainables.losses.base.proxy_loss import LossSetup, ProxyLoss
+from trainables.losses.base.scale import ScaleMode, SimilarityScale
+from trainables.losses.base.softmax_head import SoftmaxHead
+from trainables.losses.kernels.options import SimilarityRule
 
 
-def norm_softmax(
-    setup: Setup,
+def build_norm_softmax(
+    setup: LossSetup,
     *,
     temperature: float,
     temperature_mode: ScaleMode = "fixed",
@@ -22,12 +22,12 @@ def norm_softmax(
     label_smoothing: float = 0.0,
     proxies_per_class: int = 1,
 ) -> ProxyLoss:
-    """Cross-entropy of cosine / temperature."""
+    """Build the cross-entropy of cosine / temperature."""
     if not temperature > 0:
-        raise ValueError(f"`temperature > 0` must hold, but got {temperature}.")
-    head = ClassHead(
-        Scale(1.0 / temperature, mode=temperature_mode, ratio=anneal_ratio),
-        rule=Rule(),
+        raise ValueError(f"`temperature > 0` must hold, but got {temperature}")
+    head = SoftmaxHead(
+        SimilarityScale(1.0 / temperature, mode=temperature_mode, ratio=anneal_ratio),
+        rule=SimilarityRule(),
         label_smoothing=label_smoothing,
         budget=setup.budget,
     )

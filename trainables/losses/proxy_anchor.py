@@ -1,6 +1,6 @@
-"""Proxy-Anchor: every proxy is an anchor for the whole batch.
+"""Proxy-Anchor: every proxy is an anchor for all samples of the batch.
 
-Kim et al., CVPR 2020, arXiv:2003.13911. In log space, so that no alpha overflows.
+Kim et al., CVPR 2020, arXiv:2003.13911. Computed in log space, so that no alpha overflows.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import math
 import torch
 from torch import Tensor, nn
 
-from trainables.losses.anchor_core import anchor_scores
-from trainables.losses.blocks import Budget
-from trainables.losses.classes import Classes
-from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.samples import Samples
+from trainables.losses.base.classes import StepClasses
+from trainables.losses.base.proxy_loss import LossSetup, ProxyLoss
+from trainables.losses.kernels.anchor_scores import compute_anchor_scores
+from trainables.losses.kernels.blocks import MemoryBudget
+from trainables.losses.kernels.mixture import EmbeddingBatch
 
 
-class AnchorHead(nn.Module):
-    """Pull of the classes present (a mean over those) plus push of all classes (a mean over all).
+class ProxyAnchorHead(nn.Module):
+    """Mean pull of the classes present in the batch plus mean push of all classes.
 
-    Not a mean over samples: it changes with the composition of the batch, so it is computed on
-    the whole batch, never averaged over parts of it.
+    The loss is not a mean over samples: it depends on the composition of the batch, so it is
+    computed on the complete batch and never averaged over parts of it.
     """
 
-    def __init__(self, *, alpha: float, delta: float, budget: Budget) -> None:
+    def __init__(self, *, alpha: float, delta: float, budget: MemoryBudget) -> None:
         super().__init__()
         self.alpha, self.delta, self.budget = alpha, delta, budget
 
-    def forward(self, samples: Samples, labels: Tensor, classes: Classes) -> Tensor:
-        """The loss over all classes."""
-        push, positive = anchor_scores(
+    def forward(self, samples: EmbeddingBatch, labels: Tensor, classes: StepClasses) -> Tensor:
+        """Return the loss over all classes."""
+        push, positive = compute_anchor_scores(
             samples.embeddings,
             labels,
             classes.segments,
@@ -38,25 +38,32 @@ class AnchorHead(nn.Module):
             delta=self.delta,
             between=samples.between,
             budget=self.budget,
-            reducer=classes.reducer,
+            reducer=classes.shard_reducer,
+            unused=classes.unused,
         )
-        pull = _soft_maxima(-self.alpha * (positive - self.delta), labels)
-        # Absent classes pull nothing, so they must not dilute the mean of those present.
-        return pull.mean() + push / classes.count
+        pull = _mean_soft_maximum(-self.alpha * (positive - self.delta), labels)
+        return pull + push / classes.n_classes
 
 
-def _soft_maxima(values: Tensor, labels: Tensor) -> Tensor:
-    """log(1 + sum exp(value)) over the samples of each class present."""
-    classes, index = torch.unique(labels, return_inverse=True)
+def _mean_soft_maximum(values: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over the classes in the batch of log(1 + sum exp(value)) of their samples.
+
+    Absent classes pull nothing, so they must not dilute the mean of those present.
+    """
+    ordered, order = labels.sort()
+    # Number of the class of each sample, from 0; at most as many as samples, so shapes are fixed.
+    numbers = (ordered[1:] != ordered[:-1]).cumsum(dim=0)
+    index = torch.zeros_like(labels).scatter_(0, order[1:], numbers)
     # exp(0) is the 1 in log(1 + sum): the maximum starts at 0.
-    maxima = values.new_zeros(len(classes))
+    maxima = torch.zeros_like(values)
     maxima = maxima.scatter_reduce(0, index, values.detach(), "amax", include_self=True)
     sums = torch.exp(-maxima).index_add(0, index, torch.exp(values - maxima[index]))
-    return maxima + sums.log()
+    # An unused number has the soft maximum log(1) = 0.
+    return (maxima + sums.log()).sum() / (index.amax() + 1)
 
 
-def proxy_anchor(setup: Setup, *, alpha: float, delta: float) -> ProxyLoss:
-    """Soft maxima over each class's samples, pulled and pushed to a margin delta."""
+def build_proxy_anchor(setup: LossSetup, *, alpha: float, delta: float) -> ProxyLoss:
+    """Build soft maxima over the samples of each class, with a margin delta."""
     if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"`alpha > 0` must hold, but got {alpha}.")
-    return ProxyLoss(setup, AnchorHead(alpha=alpha, delta=delta, budget=setup.budget))
+        raise ValueError(f"`alpha > 0` must hold, but got {alpha}")
+    return ProxyLoss(setup, ProxyAnchorHead(alpha=alpha, delta=delta, budget=setup.budget))

@@ -1,20 +1,20 @@
-"""The unified loss of the Circle paper: what triplet and softmax losses have in common.
+"""Unified loss of the Circle paper: the common form of triplet and softmax losses.
 
 Sun et al., CVPR 2020, arXiv:2002.10857, eq. 1: log(1 + sum_i sum_j exp(gamma (s_n^j - s_p^i + m))).
-With class labels there is one positive, the own proxy, and it is AM-softmax (eq. 2); with pair
-labels and gamma to infinity, 1/gamma of it is the batch-hard triplet loss on cosines.
+With class labels there is one positive, the own proxy, and the loss is AM-softmax (eq. 2). With
+pair labels and gamma to infinity, 1/gamma of the loss is the batch-hard triplet loss on cosines.
 """
 
 from __future__ import annotations
 
-from trainables.losses.am_softmax import am_softmax
-from trainables.losses.pair_softplus import PairSoftplus, Reduction, UnifiedLogits
-from trainables.losses.proxy_loss import ProxyLoss, Setup
-from trainables.losses.scale import ScaleMode
+from trainables.losses.am_softmax import build_am_softmax
+from trainables.losses.base.pair_softplus import PairReduction, PairSoftplusLoss, UnifiedLogits
+from trainables.losses.base.proxy_loss import LossSetup, ProxyLoss
+from trainables.losses.base.scale import ScaleMode
 
 
-def unified(
-    setup: Setup,
+def build_unified(
+    setup: LossSetup,
     *,
     gamma: float,
     m: float,
@@ -23,8 +23,8 @@ def unified(
     label_smoothing: float = 0.0,
     proxies_per_class: int = 1,
 ) -> ProxyLoss:
-    """Eq. 1 at class level."""
-    return am_softmax(
+    """Build eq. 1 at class level."""
+    return build_am_softmax(
         setup,
         gamma=gamma,
         m=m,
@@ -35,8 +35,8 @@ def unified(
     )
 
 
-def unified_pair(
-    setup: Setup, *, gamma: float, m: float, reduction: Reduction = "valid"
-) -> PairSoftplus:
-    """Eq. 1 at pair level, per anchor."""
-    return PairSoftplus(setup, UnifiedLogits(gamma=gamma, m=m), reduction=reduction)
+def build_unified_pair(
+    setup: LossSetup, *, gamma: float, m: float, reduction: PairReduction = "valid"
+) -> PairSoftplusLoss:
+    """Build eq. 1 at pair level, per anchor."""
+    return PairSoftplusLoss(setup, UnifiedLogits(gamma=gamma, m=m), reduction=reduction)

@@ -1,1 +1,1 @@
-"""Networks that timm lacks, with the few members of timm's interface that we call."""
+"""Networks: backbones, pretrained weights, the embedding model, and cached features."""

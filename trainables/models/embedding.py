@@ -1,4 +1,4 @@
-"""From images (or features) to unit vectors."""
+"""Embedding model: backbone, pooling and a linear embedding layer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from trainables.settings import Settings
+from trainables.config import TrainingSettings
 
-POOLINGS = ("avg", "max", "avg+max")
+POOLING_MODES = ("avg", "max", "avg+max")
 
 
 class EmbeddingModel(nn.Module):
-    """Backbone, pooling, optional layer norm, linear embedding, L2.
+    """Backbone, pooling, optional layer norm, linear embedding, and L2 normalisation.
+
+    `forward` maps a batch of images or features to (N, embedding_dim) vectors of unit length.
 
     Args:
-        backbone: Gives a feature map (N, C, h, w); None when the inputs are features already.
+        backbone: Module that returns a feature map (N, C, h, w); None if the inputs are features.
         in_features: C, or the size of the features.
-        settings: `pooling`, `layer_norm` and `embedding_dim` are read.
-
-    Forward gives (N, embedding_dim) vectors of unit length.
+        settings: Training settings, of which `pooling`, `layer_norm` and `embedding_dim` are used.
     """
 
-    def __init__(self, backbone: nn.Module | None, in_features: int, settings: Settings) -> None:
+    def __init__(
+        self, backbone: nn.Module | None, in_features: int, settings: TrainingSettings
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.pooling = settings.pooling
-        # Without affine weights, as ProxyNCA++ has it: it only centres and scales each vector.
+        # No affine weights, as in ProxyNCA++: it only centres and scales each vector.
         self.norm = (
             nn.LayerNorm(in_features, elementwise_affine=False)
             if settings.layer_norm
@@ -38,36 +40,39 @@ class EmbeddingModel(nn.Module):
         self.head = nn.Linear(in_features, settings.embedding_dim)
 
     def forward(self, items: Tensor) -> Tensor:
-        """Unit vectors."""
-        return F.normalize(self.vectors(items), dim=-1)
+        """Return embeddings of unit length."""
+        return F.normalize(self.compute_raw_embeddings(items), dim=-1)
 
-    def vectors(self, items: Tensor) -> Tensor:
-        """The vectors with the lengths they have, for losses that count these."""
-        vectors: Tensor = self.head(self.norm(self.features(items)))
+    def compute_raw_embeddings(self, items: Tensor) -> Tensor:
+        """Return embeddings before normalisation, for losses that depend on their length."""
+        vectors: Tensor = self.head(self.norm(self.extract_features(items)))
         return vectors
 
-    def features(self, items: Tensor) -> Tensor:
-        """Pooled backbone features, or the inputs themselves when they are features."""
-        return items if self.backbone is None else pool(self.backbone(items), self.pooling)
+    def extract_features(self, items: Tensor) -> Tensor:
+        """Return pooled backbone features, or the inputs themselves if they are features."""
+        return items if self.backbone is None else pool_features(self.backbone(items), self.pooling)
 
 
 @contextmanager
-def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """A model on another device, for a while: what stays from trial to trial stays off the GPU."""
-    home = next((p.device for p in model.parameters()), device)
+def on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move a model to a device inside the context and back afterwards.
+
+    Models that are reused by later trials must not occupy GPU memory in between.
+    """
+    original = next((p.device for p in model.parameters()), device)
     model.to(device)
     try:
         yield
     finally:
-        model.to(home)
+        model.to(original)
 
 
-def pool(feature_map: Tensor, pooling: str) -> Tensor:
-    """A feature map (N, C, h, w) as vectors (N, C); `avg+max` is the sum of the two."""
+def pool_features(feature_map: Tensor, pooling: str) -> Tensor:
+    """Pool a feature map (N, C, h, w) to vectors (N, C); `avg+max` is the sum of both."""
     if pooling == "avg":
         return feature_map.mean(dim=(2, 3))
     if pooling == "max":
         return feature_map.amax(dim=(2, 3))
     if pooling == "avg+max":
         return feature_map.mean(dim=(2, 3)) + feature_map.amax(dim=(2, 3))
-    raise ValueError(f"`pooling` is one of {', '.join(POOLINGS)}, but got {pooling!r}.")
+    raise ValueError(f"`pooling` must be one of {', '.join(POOLING_MODES)}, but got {pooling!r}")

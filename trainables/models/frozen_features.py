@@ -1,4 +1,4 @@
-"""What a frozen backbone sees, computed once per node."""
+"""Features of a frozen backbone, computed once per node and cached."""
 
 from __future__ import annotations
 
@@ -11,73 +11,84 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainables.backbone import Backbone
-from trainables.data.augment import Augment
-from trainables.data.cache import Progress, Rows, RowSpec, cached_rows
-from trainables.data.dataset import Dataset, Part
-from trainables.data.rows import Fill
-from trainables.model import POOLINGS, placed, pool
-from trainables.names import unknown_name
+from trainables.data.augment import ImageTransform
+from trainables.data.cache import DataProgressCallback, RowChunk, RowSpec, open_or_build_entry
+from trainables.data.cache.rows import FillFunction
+from trainables.data.dataset import Dataset, DatasetPart
+from trainables.models.backbone import TimmBackbone
+from trainables.models.embedding import POOLING_MODES, on_device, pool_features
+from trainables.utils.suggestions import unknown_name_error
 
-VERSION = 2  # raise when features of the same images and weights change
+FEATURES_VERSION = 2  # increase when features of the same images and weights change
 
 
 def compute_features(
     dataset: Dataset,
-    backbone: Backbone,
+    backbone: TimmBackbone,
     *,
     pooling: str,
     cache_dir: Path,
     device: torch.device,
     batch_size: int = 64,
-    progress: Progress | None = None,
+    progress: DataProgressCallback | None = None,
 ) -> Dataset:
-    """The data set with its images replaced by pooled features (N, num_features), float32.
+    """Return the data set with pooled features (N, num_features), float32, instead of images.
 
-    Images are seen as in evaluation (no augmentation). One pass computes every pooling, since
-    pooling is a knob: the first trial pays, all others map the result. The entry depends on the
-    images, on the backbone's weights and on the input size, so it is never stale.
+    Images are preprocessed as in evaluation (no augmentation). One pass computes every pooling,
+    because pooling is a hyperparameter: the first trial computes the features and all others map
+    the cached result. The cache entry depends on the images, the backbone's weights and the input
+    size, so it is never stale.
 
     Args:
-        dataset: Of images.
-        pooling: "avg", "max" or "avg+max"; which of the computed features to give.
-        device: Where they are computed, if no process of this node has done so yet.
+        dataset: Data set of images.
+        backbone: The frozen backbone.
+        pooling: Which of the computed features to return: "avg", "max" or "avg+max".
+        cache_dir: Directory of the cache.
+        device: Device that computes the features if this node has not cached them yet.
+        batch_size: Images per forward pass.
+        progress: Called while features are computed.
+
+    Raises:
+        ValueError: If the pooling is unknown or the data set holds features already.
     """
-    if pooling not in POOLINGS:
-        raise unknown_name("pooling", pooling, POOLINGS)
+    if pooling not in POOLING_MODES:
+        raise unknown_name_error("pooling", pooling, POOLING_MODES)
     if dataset.train.kind != "images":
-        raise ValueError(f"data set {dataset.name!r} holds features already.")
-    cut = len(dataset.train)
+        raise ValueError(f"data set {dataset.name!r} holds features already")
+    n_train = len(dataset.train)
     was_training = backbone.training
     backbone.eval()
     try:
-        with placed(backbone, device):
-            rows = cached_rows(
+        with on_device(backbone, device):
+            rows = open_or_build_entry(
                 cache_dir,
                 name=f"features-{backbone.name}",
-                settings=_settings(dataset, backbone),
-                specs={_file(p): RowSpec((backbone.num_features,), "float32") for p in POOLINGS},
-                n_rows=cut + len(dataset.test),
-                fill=_computation(dataset, backbone, device),
+                settings=_cache_settings(dataset, backbone),
+                specs={
+                    _array_name(p): RowSpec((backbone.num_features,), "float32")
+                    for p in POOLING_MODES
+                },
+                n_rows=n_train + len(dataset.test),
+                fill=_make_chunk_computation(dataset, backbone, device),
                 chunk_rows=batch_size,
-                workers=1,  # torch uses the cores inside one call
+                workers=1,  # torch uses all cores inside one call
                 progress=progress,
             )
     finally:
         backbone.train(was_training)
-    items = rows.arrays[_file(pooling)]
+    items = rows.arrays[_array_name(pooling)]
     return replace(
         dataset,
-        train=Part(items[:cut], dataset.train.labels, dataset.train.is_query),
-        test=Part(items[cut:], dataset.test.labels, dataset.test.is_query),
+        train=DatasetPart(items[:n_train], dataset.train.labels, dataset.train.is_query),
+        test=DatasetPart(items[n_train:], dataset.test.labels, dataset.test.is_query),
         fingerprint=hashlib.sha256(f"{rows.fingerprint}{pooling}".encode()).hexdigest()[:16],
     )
 
 
-def _settings(dataset: Dataset, backbone: Backbone) -> dict[str, Any]:
-    """Everything the features depend on."""
+def _cache_settings(dataset: Dataset, backbone: TimmBackbone) -> dict[str, Any]:
+    """Return everything that the features depend on."""
     return {
-        "version": VERSION,
+        "version": FEATURES_VERSION,
         "dataset": dataset.fingerprint,
         "backbone": backbone.name,
         "weights": weights_fingerprint(backbone),
@@ -87,31 +98,36 @@ def _settings(dataset: Dataset, backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def _computation(dataset: Dataset, backbone: Backbone, device: torch.device) -> Fill:
-    """What gives the features of some images, both parts in a row, with every pooling."""
-    augment = Augment("none", size=backbone.image_size, mean=backbone.mean, std=backbone.std)
-    cut = len(dataset.train)
+def _make_chunk_computation(
+    dataset: Dataset, backbone: TimmBackbone, device: torch.device
+) -> FillFunction:
+    """Return a function that computes a chunk of features, training part first."""
+    augment = ImageTransform("none", size=backbone.image_size, mean=backbone.mean, std=backbone.std)
+    n_train = len(dataset.train)
 
-    def fill(start: int, stop: int) -> Rows:
-        # A chunk may lie on the border of the two parts.
-        own = [
-            (dataset.train, slice(start, min(stop, cut))),
-            (dataset.test, slice(max(start, cut) - cut, max(stop, cut) - cut)),
+    def compute_chunk(start: int, stop: int) -> RowChunk:
+        # A chunk may span both parts.
+        test_rows = slice(max(start, n_train) - n_train, max(stop, n_train) - n_train)
+        chunks = [
+            (dataset.train, slice(start, min(stop, n_train))),
+            (dataset.test, test_rows),
         ]
-        items = np.concatenate([part.read(rows) for part, rows in own])
-        aspects = [a for part, rows in own if (a := part.read_aspects(rows)) is not None]
-        images = augment.evaluate(
+        items = np.concatenate([part.read_items(rows) for part, rows in chunks])
+        aspects = [a for part, rows in chunks if (a := part.read_aspects(rows)) is not None]
+        images = augment.preprocess_images(
             items.astype(np.uint8, copy=False), np.concatenate(aspects) if aspects else None
         )
         with torch.no_grad():
             maps = backbone(images.to(device)).float()
-            return Rows({_file(p): pool(maps, p).cpu().numpy() for p in POOLINGS})
+            return RowChunk(
+                {_array_name(p): pool_features(maps, p).cpu().numpy() for p in POOLING_MODES}
+            )
 
-    return fill
+    return compute_chunk
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of every weight and buffer; equal for equal weights in any process."""
+    """Return a hash of every weight and buffer, equal in any process for equal weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if name.endswith("num_batches_tracked"):
@@ -121,5 +137,5 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _file(pooling: str) -> str:
+def _array_name(pooling: str) -> str:
     return pooling.replace("+", "_")

@@ -1,4 +1,4 @@
-"""Which of a file's weights fit this model?"""
+"""Loading of local weights files: match by name and shape, and report what was loaded."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-SUFFIXES = (".pth", ".pt", ".bin", ".tar", ".safetensors")
-WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module")
-PREFIXES = ("module.", "model.", "backbone.", "encoder.")
-COUNTER = "num_batches_tracked"
-Adapt = Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]
-"""Gives weights of another shape the shape that the model has, where that makes sense."""
-HEADS = ("fc.", "head.", "classifier.", "last_linear.", "_fc.", "head_drop.")
+WEIGHT_SUFFIXES = (".pth", ".pt", ".bin", ".tar", ".safetensors")
+WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "net", "module")
+WRAPPER_PREFIXES = ("module.", "model.", "backbone.", "encoder.")
+BATCH_COUNTER_SUFFIX = "num_batches_tracked"
+WeightAdapter = Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]]
+"""Converts weights of another shape to the model's shape where that is meaningful."""
+CLASSIFIER_PREFIXES = ("fc.", "head.", "classifier.", "last_linear.", "_fc.", "head_drop.")
 
 
 @dataclass(frozen=True)
 class WeightReport:
-    """What was loaded and what was not.
+    """Report on which weights of a file were loaded into a model.
 
     Args:
-        loaded: Names of the model that got a value.
-        missing: Names of the model without a value in the file; they keep their initial values.
-        mismatched: Names found with another shape, with both shapes; not loaded.
-        unexpected: Names of the file that the model does not have, classifiers left out.
+        source: Name of the file.
+        loaded: Weights of the model that were loaded from the file.
+        missing: Weights of the model that are not in the file; they keep their initial values.
+        mismatched: Weights with a different shape in the file, with both shapes; not loaded.
+        unexpected: Weights of the file that the model does not have, except classifiers.
         ignored: Classifier weights of the file, which an embedding model does not need.
-        in_order: The file has other names; its weights were taken in order, kinds and shapes
-            agreeing one by one.
+        in_order: Whether the names in the file differ and its weights were matched by position,
+            with equal kinds and shapes throughout.
     """
 
     source: str
@@ -43,129 +44,157 @@ class WeightReport:
     in_order: bool = False
 
     @property
-    def complete(self) -> bool:
-        """Whether every weight of the model came from the file."""
+    def is_complete(self) -> bool:
+        """Whether every weight of the model was loaded from the file."""
         return not self.missing and not self.mismatched
 
     @property
     def fills_backbone(self) -> bool:
-        """Whether every weight that features depend on came from the file."""
-        return all(name.startswith(HEADS) for name in (*self.missing, *self.mismatched))
+        """Whether every weight that the features depend on was loaded from the file."""
+        return all(
+            name.startswith(CLASSIFIER_PREFIXES) for name in (*self.missing, *self.mismatched)
+        )
 
     def __str__(self) -> str:
         parts = [f"{self.source}: {len(self.loaded)} weights loaded"]
         if self.in_order:
-            parts.append("its names are others: taken in order, all kinds and shapes agree")
-        for what in ("missing", "mismatched", "unexpected"):
-            names = getattr(self, what)
+            parts.append("names differ; matched in order, all kinds and shapes agree")
+        for category in ("missing", "mismatched", "unexpected"):
+            names = getattr(self, category)
             if names:
                 more = ", ..." if len(names) > 4 else ""
-                parts.append(f"{len(names)} {what} ({', '.join(names[:4])}{more})")
+                parts.append(f"{len(names)} {category} ({', '.join(names[:4])}{more})")
         if self.ignored:
             parts.append(f"classifier ignored ({', '.join(self.ignored)})")
         return "; ".join(parts)
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a .pth or .safetensors file; nothing in it is executed."""
+    """Read tensors by name from a .pth or .safetensors file without executing code in it.
+
+    Raises:
+        ValueError: If the file does not exist, cannot be read, or holds no tensors.
+    """
     if not path.is_file():
-        raise ValueError(f"the weights file {path} does not exist.")
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"weights must be one of {', '.join(SUFFIXES)}, got {path.name!r}.")
+        raise ValueError(f"the weights file {path} does not exist")
+    if path.suffix not in WEIGHT_SUFFIXES:
+        suffixes = ", ".join(WEIGHT_SUFFIXES)
+        raise ValueError(f"the weights file must be one of {suffixes}, but got {path.name!r}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # each format has its own zoo of errors for a broken file
+    except Exception as error:  # each format raises many error types for a broken file
         line = str(error).strip().partition("\n")[0]
         raise ValueError(f"{path} cannot be read as weights: {line}") from error
-    for key in WRAPPERS:
+    for key in WRAPPER_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
             break
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path} must hold tensors by name, got {type(content).__name__}.")
+        raise ValueError(f"{path} must hold tensors by name, but got {type(content).__name__}")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise ValueError(f"{path} holds no tensors.")
+        raise ValueError(f"{path} holds no tensors")
     return tensors
 
 
-def load_weights(model: nn.Module, path: Path, adapt: Adapt | None = None) -> WeightReport:
-    """Load what fits by name and shape, also below a common prefix, and say what did not.
+def load_weights(model: nn.Module, path: Path, adapt: WeightAdapter | None = None) -> WeightReport:
+    """Load weights that match in name and shape, and report the others.
 
-    A file of the same model under other names (another library's) is taken in order when every
-    weight agrees in kind and shape.
+    A prefix that all names of the file share is ignored. If the file has different names, as from
+    another library, its weights are matched in order, provided that all kinds and shapes agree.
 
     Args:
-        adapt: Is given the file's weights under the model's names before shapes are compared.
+        model: The model to load into.
+        path: The weights file.
+        adapt: Receives the file's weights under the model's names before shapes are compared.
 
     Raises:
-        ValueError: When the file cannot be read or fits less than half of the model.
+        ValueError: If the file cannot be read or matches less than half of the model.
     """
-    own = model.state_dict()
-    given = _without_prefix(read_state_dict(path), set(own))
-    known = 2 * len(own.keys() & given) >= len(own)
-    renamed = None if known else _in_order(given, own)
-    given = renamed or given
-    given = adapt(model, given) if adapt else given
+    model_state = model.state_dict()
+    file_state = _strip_wrapper_prefixes(read_state_dict(path), set(model_state))
+    names_match = 2 * len(model_state.keys() & file_state) >= len(model_state)
+    renamed = None if names_match else _match_in_order(file_state, model_state)
+    file_state = renamed or file_state
+    file_state = adapt(model, file_state) if adapt else file_state
     fitting: dict[str, Tensor] = {}
     mismatched = {}
-    for name in (n for n in given if n in own):
-        value, target = given[name], own[name].shape
-        if value.shape != target and value.numel() == own[name].numel() and value.ndim == 2:
-            value = value.reshape(target)  # old public BN-Inception files keep (1, C) batch norms
+    for name in (n for n in file_state if n in model_state):
+        value, target = file_state[name], model_state[name].shape
+        if value.shape != target and value.numel() == model_state[name].numel() and value.ndim == 2:
+            value = value.reshape(target)  # older public BN-Inception files store (1, C)
         if value.shape == target:
             fitting[name] = value
         else:
             mismatched[name] = f"{name} {tuple(value.shape)} for {tuple(target)}"
-    if 2 * len(fitting) < len(own):
+    if 2 * len(fitting) < len(model_state):
+        file_names, model_names = list(file_state)[:3], list(model_state)[:3]
         raise ValueError(
-            f"only {len(fitting)} of the model's {len(own)} weights are in {path}: the file has "
-            f"{', '.join(list(given)[:3])}, ... and the model {', '.join(list(own)[:3])}, ..."
+            f"only {len(fitting)} of the model's {len(model_state)} weights are in {path}; the "
+            f"file has {', '.join(file_names)}, ... and the model has {', '.join(model_names)}, ..."
         )
     model.load_state_dict(fitting, strict=False)
-    unexpected = [name for name in given if name not in own]
+    unexpected = [name for name in file_state if name not in model_state]
     return WeightReport(
         source=path.name,
         loaded=tuple(fitting),
-        # Batch counters are no weights: older files lack them and nothing depends on them.
-        missing=tuple(n for n in own if n not in fitting.keys() | mismatched and COUNTER not in n),
+        # Batch counters are not weights: older files lack them, and nothing depends on them.
+        missing=tuple(
+            n
+            for n in model_state
+            if n not in fitting.keys() | mismatched and BATCH_COUNTER_SUFFIX not in n
+        ),
         mismatched=tuple(mismatched.values()),
-        unexpected=tuple(n for n in unexpected if not n.startswith(HEADS)),
-        ignored=tuple(n for n in unexpected if n.startswith(HEADS)),
+        unexpected=tuple(n for n in unexpected if not n.startswith(CLASSIFIER_PREFIXES)),
+        ignored=tuple(n for n in unexpected if n.startswith(CLASSIFIER_PREFIXES)),
         in_order=renamed is not None,
     )
 
 
-def _in_order(given: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The file's weights under the model's names; None unless they pair up without exception.
+def _match_in_order(
+    file_state: dict[str, Tensor], model_state: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
+    """Return the file's weights under the model's names; None unless all pairs agree.
 
-    Shapes alone would not do: a batch norm's weight, bias, mean and variance have the same.
+    Equal shapes are not sufficient: weight, bias, mean and variance of a batch norm have the same
+    shape, so the kinds must agree too.
     """
-    theirs = {n: v for n, v in given.items() if not n.startswith(HEADS) and COUNTER not in n}
-    ours = {n: v for n, v in own.items() if COUNTER not in n}
-    if len(theirs) != len(ours):
+    file_weights = {
+        n: v
+        for n, v in file_state.items()
+        if not n.startswith(CLASSIFIER_PREFIXES) and BATCH_COUNTER_SUFFIX not in n
+    }
+    model_weights = {n: v for n, v in model_state.items() if BATCH_COUNTER_SUFFIX not in n}
+    if len(file_weights) != len(model_weights):
         return None
-    pairs = list(zip(ours, theirs, strict=True))
-    if any(ours[a].shape != theirs[b].shape or _kind(a) != _kind(b) for a, b in pairs):
+    pairs = list(zip(model_weights, file_weights, strict=True))
+    if any(
+        model_weights[a].shape != file_weights[b].shape or _weight_kind(a) != _weight_kind(b)
+        for a, b in pairs
+    ):
         return None
-    heads = {n: v for n, v in given.items() if n.startswith(HEADS)}
-    return {a: theirs[b] for a, b in pairs} | heads
+    classifier = {n: v for n, v in file_state.items() if n.startswith(CLASSIFIER_PREFIXES)}
+    return {a: file_weights[b] for a, b in pairs} | classifier
 
 
-def _kind(name: str) -> str:
-    """`weight`, `bias`, `running_mean`, ...: what a weight is, whatever its layer is called."""
+def _weight_kind(name: str) -> str:
+    """Return the last part of a name: `weight`, `bias`, `running_mean`, ..."""
     return name.rpartition(".")[2]
 
 
-def _without_prefix(given: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
-    """Drop the prefixes of wrappers (DataParallel, training scripts) that most names share."""
-    while not own & set(given):
+def _strip_wrapper_prefixes(
+    file_state: dict[str, Tensor], model_names: set[str]
+) -> dict[str, Tensor]:
+    """Remove prefixes of wrappers (DataParallel, training scripts) that most names share."""
+    while not model_names & set(file_state):
+        majority = len(file_state) / 2
         shared = next(
-            (p for p in PREFIXES if 2 * sum(n.startswith(p) for n in given) > len(given)), None
+            (p for p in WRAPPER_PREFIXES if sum(n.startswith(p) for n in file_state) > majority),
+            None,
         )
         if shared is None:
             break
-        given = {n.removeprefix(shared): v for n, v in given.items()}
-    return given
+        file_state = {n.removeprefix(shared): v for n, v in file_state.items()}
+    return file_state

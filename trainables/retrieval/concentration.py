@@ -1,8 +1,9 @@
-"""How closely do similarities gather around their two means?
+"""Similarity concentration: the spread of cosines within and between classes.
 
-A retrieval score says whether pairs of one class lie above pairs of two; the spread of both kinds
-says how uniformly they do. Circle loss is said to leave less of it than AM-softmax (Sun et al.,
-CVPR 2020, section 4.6), so it is measured on the classes that were not trained on.
+A retrieval score tells whether pairs of one class lie above pairs of two classes; the spread of
+both kinds tells how uniformly they do. Circle loss is said to leave a smaller spread than
+AM-softmax (Sun et al., CVPR 2020, section 4.6), so it is measured on classes that were not trained
+on.
 """
 
 from __future__ import annotations
@@ -12,22 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LIMIT = 2000
+MAX_COMPARED_ITEMS = 2000
 
 
 def similarity_concentration(
-    vectors: NDArray[np.float32], labels: NDArray[Any], *, limit: int = LIMIT
+    vectors: NDArray[np.float32], labels: NDArray[Any], *, limit: int = MAX_COMPARED_ITEMS
 ) -> float:
-    """One less the spread of cosine similarities within and between classes; higher is tighter.
+    """Return one minus the spread of cosines within and between classes; higher is tighter.
 
-    The spread is the root of the sum of both variances. Of many items every n-th is taken, so that
-    the time is bounded and nothing is random.
+    The spread is the square root of the sum of both variances.
 
     >>> similarity_concentration(np.eye(4, dtype=np.float32)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
     1.0
 
+    Args:
+        vectors: Embeddings (N, D).
+        labels: Class of each.
+        limit: Number of items above which only every n-th is used, so that the time is bounded and
+            nothing is random.
+
     Returns:
-        NaN where there are no pairs of one of the two kinds.
+        NaN if there are no pairs of one of the two kinds.
     """
     step = -(-len(vectors) // limit)
     chosen, kinds = vectors[::step].astype(np.float64), np.asarray(labels)[::step]

@@ -1,7 +1,7 @@
-"""Where does a trial continue after its process died?
+"""Checkpoints of trials: one file or S3 object per trial, replaced atomically.
 
-One file or S3 object per unfinished trial, replaced atomically: a crash at any moment leaves the
-old one or the new one, never half of one. Nothing of Tune's own state is needed to continue.
+A crash at any moment leaves the old or the new checkpoint, never a partial one. A trial continues
+from its spec and its checkpoint alone; Tune's own state is not needed.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import IO, Any
 
 import torch
 
-from trainables import objects
-from trainables.spread import spread_in, write_spread
+from trainables.training.sharded_saving import find_sharded_tensors, save_sharded
+from trainables.utils import s3
 
-_WRITING = ".writing-"
-_ENDING = ".pt"
-
-
-Place = str | Path
-"""A directory, or an S3 prefix (`s3://BUCKET/PREFIX`)."""
+_TEMPORARY_PREFIX = ".writing-"
+_CHECKPOINT_SUFFIX = ".pt"
 
 
-def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
-    """Replace the trial's checkpoint.
+CheckpointLocation = str | Path
+"""A directory or an S3 prefix (`s3://BUCKET/PREFIX`)."""
+
+
+def save_checkpoint(location: CheckpointLocation, trial: str, payload: dict[str, Any]) -> None:
+    """Write or replace the trial's checkpoint atomically.
 
     Raises:
-        OSError: The disk or S3 does not take it.
+        OSError: If the disk or S3 rejects it.
     """
-    if objects.is_object(place):
-        with tempfile.TemporaryDirectory(prefix=_WRITING) as folder:
+    if s3.is_s3_uri(location):
+        with tempfile.TemporaryDirectory(prefix=_TEMPORARY_PREFIX) as folder:
             path = checkpoint_path(Path(folder), trial)
             with path.open("w+b") as file:
-                _write(payload, file)
-            objects.upload(path, _address(place, trial))
+                _write_payload(payload, file)
+            s3.upload_file(path, _checkpoint_uri(location, trial))
         return
-    directory = Path(place)
+    directory = Path(location)
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_WRITING)
+    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_TEMPORARY_PREFIX)
     try:
         with os.fdopen(descriptor, "w+b") as file:
-            _write(payload, file)
+            _write_payload(payload, file)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(checkpoint_path(directory, trial))
@@ -58,14 +58,14 @@ def save_checkpoint(place: Place, trial: str, payload: dict[str, Any]) -> None:
         raise
 
 
-def _write(payload: dict[str, Any], file: IO[bytes]) -> None:
-    """Save; a disk that is full says so.
+def _write_payload(payload: dict[str, Any], file: IO[bytes]) -> None:
+    """Write the payload to a file and raise OSError if the disk is full.
 
-    torch's writer turns the OSError of a large tensor into a RuntimeError about its container.
+    torch's writer converts the OSError of a large tensor to a RuntimeError about its container.
     """
     try:
-        if spread_in(payload):
-            write_spread(payload, file)
+        if find_sharded_tensors(payload):
+            save_sharded(payload, file)
         else:
             torch.save(payload, file)
     except RuntimeError as error:
@@ -76,30 +76,32 @@ def _write(payload: dict[str, Any], file: IO[bytes]) -> None:
         raise
 
 
-def load_checkpoint(place: Place, trial: str) -> dict[str, Any] | None:
-    """The trial's checkpoint, or None when it has none.
+def load_checkpoint(location: CheckpointLocation, trial: str) -> dict[str, Any] | None:
+    """Return the trial's checkpoint, or None if it has none.
 
-    Loaded with `weights_only`: a checkpoint can hold tensors and plain values, never code.
+    It is loaded with `weights_only`: a checkpoint holds tensors and plain values, never code.
     """
-    with checkpoint_file(place, trial) as path:
+    with local_checkpoint_file(location, trial) as path:
         return None if path is None else read_checkpoint(path)
 
 
 @contextlib.contextmanager
-def checkpoint_file(place: Place, trial: str) -> Iterator[Path | None]:
-    """The trial's checkpoint as a file of this node; of one on S3 a copy that is gone afterwards.
+def local_checkpoint_file(location: CheckpointLocation, trial: str) -> Iterator[Path | None]:
+    """Yield the path of the trial's checkpoint on this node, or None if it has none.
+
+    A checkpoint on S3 is downloaded to a temporary file, which is removed afterwards.
 
     Raises:
-        OSError: S3 does not answer, or the disk is full.
+        OSError: If S3 does not respond or the disk is full.
     """
-    if not objects.is_object(place):
-        path = checkpoint_path(Path(place), trial)
+    if not s3.is_s3_uri(location):
+        path = checkpoint_path(Path(location), trial)
         yield path if path.exists() else None
         return
-    with tempfile.TemporaryDirectory(prefix=_WRITING) as folder:
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY_PREFIX) as folder:
         path = checkpoint_path(Path(folder), trial)
         try:
-            objects.download(_address(place, trial), path)
+            s3.download_file(_checkpoint_uri(location, trial), path)
         except FileNotFoundError:
             yield None
             return
@@ -107,83 +109,83 @@ def checkpoint_file(place: Place, trial: str) -> Iterator[Path | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint's content; the file may be removed or replaced as soon as this returns.
+    """Return a checkpoint's content; the file may be removed or replaced afterwards.
 
     Raises:
-        OSError: The disk does not answer. Whatever else is raised: the file is damaged.
+        OSError: If the disk does not respond. Any other exception means that the file is damaged.
     """
-    # Mapped, not read: each rank touches only the rows it keeps, and ranks of a node share them.
+    # Memory-mapped: each rank touches only the rows it keeps, and ranks of a node share pages.
     mapped = zipfile.is_zipfile(path)
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         if mapped or error.errno != errno.EINVAL:
             raise
-        # Looking for the end of an archive that was cut, torch seeks to before its beginning.
-        raise ValueError(f"{path.name} was cut short.") from error
+        # In a truncated archive torch seeks to a position before the beginning.
+        raise ValueError(f"{path.name} is truncated") from error
     if not isinstance(payload, dict):
-        raise ValueError(f"a checkpoint is a mapping, but {path.name} holds {type(payload)}.")
+        raise ValueError(f"a checkpoint must be a mapping, but {path.name} holds {type(payload)}")
     return payload
 
 
-def remove_checkpoint(place: Place, trial: str) -> None:
-    """Forget the trial's checkpoint, if it has one."""
-    if objects.is_object(place):
-        # What cannot be deleted now is found by `has_checkpoints` when the study goes on.
+def remove_checkpoint(location: CheckpointLocation, trial: str) -> None:
+    """Remove the trial's checkpoint, if it has one."""
+    if s3.is_s3_uri(location):
+        # If it cannot be deleted now, `make_checkpoint_lookup` finds it on the next resume.
         with contextlib.suppress(OSError):
-            objects.remove(_address(place, trial))
+            s3.remove_object(_checkpoint_uri(location, trial))
         return
-    checkpoint_path(Path(place), trial).unlink(missing_ok=True)
+    checkpoint_path(Path(location), trial).unlink(missing_ok=True)
 
 
-def try_place(place: Place) -> None:
-    """Write, read and delete a small checkpoint where trials would keep theirs.
+def check_writable(location: CheckpointLocation) -> None:
+    """Check that checkpoints can be written, read and deleted at a location.
 
-    A folder that does not exist yet is not made: its nearest parent is tried instead.
+    If the directory does not exist, its nearest existing parent is checked and nothing is created.
 
     Raises:
-        OSError: One of these is refused. On S3 also asking for a checkpoint that is not there,
-            which every new trial does: without the right to list, S3 says `forbidden`.
+        OSError: If one of these fails. On S3, looking up a missing checkpoint, as every new trial
+            does, must work too: without permission to list, S3 responds with `forbidden`.
     """
     trial = f"try-{uuid.uuid4().hex}"
-    if not objects.is_object(place):
-        folder = Path(place)
-        place = next(f for f in (folder, *folder.parents) if f.exists())
-    save_checkpoint(place, trial, {"epoch": 0})
-    load_checkpoint(place, trial)
-    if objects.is_object(place):
-        objects.remove(_address(place, trial))
-        load_checkpoint(place, trial)
+    if not s3.is_s3_uri(location):
+        folder = Path(location)
+        location = next(f for f in (folder, *folder.parents) if f.exists())
+    save_checkpoint(location, trial, {"epoch": 0})
+    load_checkpoint(location, trial)
+    if s3.is_s3_uri(location):
+        s3.remove_object(_checkpoint_uri(location, trial))
+        load_checkpoint(location, trial)
     else:
-        checkpoint_path(Path(place), trial).unlink()
+        checkpoint_path(Path(location), trial).unlink()
 
 
-def has_checkpoints(place: Place) -> Callable[[str], bool]:
-    """Which trials have a checkpoint now; the place is read once."""
-    if objects.is_object(place):
-        names = {stored.name for stored in objects.stored_below(str(place))}
+def make_checkpoint_lookup(location: CheckpointLocation) -> Callable[[str], bool]:
+    """Return a function that says whether a trial has a checkpoint, from one listing."""
+    if s3.is_s3_uri(location):
+        names = {stored.name for stored in s3.list_s3_objects(str(location))}
     else:
-        names = {path.name for path in Path(place).glob(f"*{_ENDING}")}
-    return lambda trial: file_name(trial) in names
+        names = {path.name for path in Path(location).glob(f"*{_CHECKPOINT_SUFFIX}")}
+    return lambda trial: checkpoint_filename(trial) in names
 
 
-def remove_leftovers(place: Place) -> None:
-    """Remove files that were being written when their process died; nobody may be writing now."""
-    if objects.is_object(place):
-        return  # S3 never shows half an object
-    for path in Path(place).glob(f"{_WRITING}*"):
+def remove_partial_checkpoints(location: CheckpointLocation) -> None:
+    """Remove files of interrupted writes; no process may be writing checkpoints meanwhile."""
+    if s3.is_s3_uri(location):
+        return  # S3 never shows a partial object
+    for path in Path(location).glob(f"{_TEMPORARY_PREFIX}*"):
         path.unlink(missing_ok=True)
 
 
 def checkpoint_path(directory: Path, trial: str) -> Path:
-    """The file of a trial."""
-    return directory / file_name(trial)
+    """Return the path of a trial's checkpoint in a directory."""
+    return directory / checkpoint_filename(trial)
 
 
-def file_name(trial: str) -> str:
-    """What a trial's checkpoint is called; keys are made safe for file names."""
-    return re.sub(r"[^A-Za-z0-9.+_-]", "_", trial) + _ENDING
+def checkpoint_filename(trial: str) -> str:
+    """Return the file name of a trial's checkpoint; unsafe characters become `_`."""
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", trial) + _CHECKPOINT_SUFFIX
 
 
-def _address(place: Place, trial: str) -> str:
-    return f"{str(place).rstrip('/')}/{file_name(trial)}"
+def _checkpoint_uri(location: CheckpointLocation, trial: str) -> str:
+    return f"{str(location).rstrip('/')}/{checkpoint_filename(trial)}"

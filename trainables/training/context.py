@@ -1,10 +1,10 @@
-"""What stays in a process from trial to trial: data, features, the backbone as it came."""
+"""Training context: the data set and the backbone that all trials of a process share."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,81 +12,97 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainables.backbone import Backbone, BNFreeze, build_backbone
-from trainables.data import Dataset, load_dataset
-from trainables.data.augment import Augment
-from trainables.data.cache import Progress
-from trainables.data.fetch import fetched
-from trainables.features import compute_features, weights_fingerprint
-from trainables.objects import is_object
+from trainables.data import Dataset
+from trainables.data.augment import ImageTransform
+from trainables.data.cache import DataProgressCallback
+from trainables.data.dataset import DatasetPart
+from trainables.data.feed import BatchFeed, DeviceItemStore, make_feed
+from trainables.data.registry import load_dataset
+from trainables.data.s3_download import download_once
+from trainables.models.backbone import BNFreeze, TimmBackbone, build_backbone
+from trainables.models.frozen_features import compute_features, weights_fingerprint
+from trainables.utils.s3 import is_s3_uri
 
-CROP = 224 / 256
-_SMALL = 96
+INPUT_CROP_FRACTION = 224 / 256
+_MAX_UNCROPPED_PIXELS = 96
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A data set and a backbone, ready for trials.
+class TrainingContext:
+    """Data set and backbone, ready for trials.
 
     Args:
-        dataset: Images or features.
-        backbone: Name and options of the backbone; its `name` is `none` for features.
-        prototype: The pretrained or frozen backbone as it came; None when it starts at random.
-        image_size: Side of the backbone's input; 0 for features.
-        progress: Told while features are computed.
+        dataset: Data set of images or features.
+        backbone_options: Name and options of the backbone; its `name` is `none` for features.
+        prototype: The pretrained or frozen backbone before training; None if trials start from
+            random weights.
+        image_size: Side of the backbone's input in pixels; 0 for features.
+        cache_dir: Directory of the cache for decoded data and features.
+        progress: Called while features are computed.
     """
 
     dataset: Dataset
-    backbone: Mapping[str, Any]
-    prototype: Backbone | None
+    backbone_options: Mapping[str, Any]
+    prototype: TimmBackbone | None
     image_size: int
     cache_dir: Path
-    progress: Progress | None = None
+    progress: DataProgressCallback | None = None
+    item_store: DeviceItemStore = field(default_factory=DeviceItemStore, compare=False)
+    _features: dict[str, Dataset] = field(default_factory=dict, compare=False)
 
     @property
     def trains_backbone(self) -> bool:
-        """Whether trials hold a backbone of their own."""
-        return self.dataset.train.kind == "images" and not self.backbone.get("frozen")
+        """Whether each trial trains its own backbone."""
+        return self.dataset.train.kind == "images" and not self.backbone_options.get("frozen")
 
     @cached_property
-    def weights(self) -> str:
-        """Fingerprint of the weights that trials start from; empty when each draws its own."""
+    def initial_weights_fingerprint(self) -> str:
+        """Fingerprint of the weights that trials start from; empty if they are random."""
         return "" if self.prototype is None else weights_fingerprint(self.prototype)
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What users should know of the data and of the weights before they trust a score."""
-        notes = [*self.dataset.notes, *_lone_notes(self.dataset)]
+    def quality_notes(self) -> tuple[str, ...]:
+        """Notes on the data and the weights that matter for interpreting scores."""
+        notes = [*self.dataset.notes, *_describe_singleton_classes(self.dataset)]
         stored = min(self.dataset.train.items.shape[1:3])
         if self.image_size > stored:
             notes.append(
-                f"{self.dataset.name}: pictures are kept at {stored} px and enlarged to the "
-                f"backbone's {self.image_size} px; data.size and backbone.image_size say how large"
+                f"{self.dataset.name}: images are stored at {stored} px and enlarged to the "
+                f"backbone's {self.image_size} px; set data.size and backbone.image_size to change "
+                "this"
             )
         if self.prototype is not None and self.prototype.weight_report is not None:
             notes.append(f"weights: {self.prototype.weight_report}")
         return tuple(notes)
 
-    def data(self, pooling: str, device: torch.device) -> Dataset:
-        """What trials train on: images, or features when there is nothing else to train.
+    def prepare_data(self, pooling: str, device: torch.device) -> Dataset:
+        """Return the data set that trials train on: images, or features of a frozen backbone.
 
-        The features of a frozen backbone are computed once per node, by the first trial that asks,
-        on its device.
+        The first trial of a node that needs the features of a frozen backbone computes them on its
+        device.
         """
         if self.dataset.train.kind == "features" or self.trains_backbone:
             return self.dataset
         assert self.prototype is not None
-        return compute_features(
-            self.dataset,
-            self.prototype,
-            pooling=pooling,
-            cache_dir=self.cache_dir,
-            device=device,
-            progress=self.progress,
-        )
+        if pooling not in self._features:  # opened once, so that later trials share device memory
+            self._features[pooling] = compute_features(
+                self.dataset,
+                self.prototype,
+                pooling=pooling,
+                cache_dir=self.cache_dir,
+                device=device,
+                progress=self.progress,
+            )
+        return self._features[pooling]
 
-    def new_backbone(self, *, seed: int, bn_freeze: BNFreeze) -> Backbone | None:
-        """A trial's own backbone: a copy of the pretrained one, or a random one of this seed."""
+    def make_feed(
+        self, part: DatasetPart, transform: ImageTransform | None, device: torch.device
+    ) -> BatchFeed:
+        """Return the feed of a data set part on a device."""
+        return make_feed(part, transform, device, self.item_store)
+
+    def new_backbone(self, *, seed: int, bn_freeze: BNFreeze) -> TimmBackbone | None:
+        """Return a trial's own backbone: a copy of the prototype, or random weights by seed."""
         if not self.trains_backbone:
             return None
         if self.prototype is not None:
@@ -95,64 +111,75 @@ class Bench:
             return own
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return _build(self.backbone, self.dataset, self.image_size, bn_freeze)
+            return _build_configured_backbone(
+                self.backbone_options, self.dataset, self.image_size, bn_freeze
+            )
 
-    def augment(self, preset: str, backbone: Backbone) -> Augment:
-        """The transform from stored pixels to the backbone's input."""
-        return Augment(preset, size=self.image_size, mean=backbone.mean, std=backbone.std)
+    def build_transform(self, preset: str, backbone: TimmBackbone) -> ImageTransform:
+        """Return the transform from stored pixels to the backbone's input."""
+        return ImageTransform(preset, size=self.image_size, mean=backbone.mean, std=backbone.std)
 
 
-def open_bench(
+def open_context(
     dataset: Mapping[str, Any],
     backbone: Mapping[str, Any],
     *,
     cache_dir: Path,
-    progress: Progress | None = None,
-) -> Bench:
-    """Load a data set and a backbone by their study-file sections.
+    progress: DataProgressCallback | None = None,
+) -> TrainingContext:
+    """Load a data set and a backbone.
+
+    Args:
+        dataset: Name and options of the data set, as in the study file.
+        backbone: Name and options of the backbone, as in the study file; ignored for features.
+        cache_dir: Directory of the cache for decoded data and features.
+        progress: Called while data are decoded or downloaded, or features computed.
 
     Raises:
-        ValueError: One of them is unknown, does not exist or does not fit the other.
+        ValueError: If one of them is unknown, does not exist, or does not fit the other.
     """
     options = {k: v for k, v in dataset.items() if k != "name"}
     data = load_dataset(dataset["name"], cache_dir=cache_dir, progress=progress, **options)
     if data.train.kind == "features":
-        return Bench(data, {"name": "none"}, None, 0, cache_dir)
-    if is_object(backbone.get("pretrained") or ""):
-        weights = fetched(backbone["pretrained"], cache_dir=cache_dir, progress=progress)
+        return TrainingContext(data, {"name": "none"}, None, 0, cache_dir)
+    if is_s3_uri(backbone.get("pretrained") or ""):
+        weights = download_once(backbone["pretrained"], cache_dir=cache_dir, progress=progress)
         backbone = {**backbone, "pretrained": str(weights)}
-    size = backbone.get("image_size") or suitable_size(min(data.train.items.shape[1:3]))
+    size = backbone.get("image_size") or choose_input_size(min(data.train.items.shape[1:3]))
     prototype = None
     if backbone.get("pretrained") or backbone.get("frozen"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            prototype = _build(backbone, data, size, "none")
-    return Bench(data, dict(backbone), prototype, size, cache_dir, progress)
+            prototype = _build_configured_backbone(backbone, data, size, "none")
+    return TrainingContext(data, dict(backbone), prototype, size, cache_dir, progress)
 
 
-def _lone_notes(data: Dataset) -> list[str]:
-    """Which classes have one image: there is nothing for it to find."""
+def _describe_singleton_classes(data: Dataset) -> list[str]:
+    """Return notes on classes with a single image, which cannot be queries."""
     notes = []
     for part, name in ((data.train, "training"), (data.test, "test")):
         classes, counts = np.unique(part.labels, return_counts=True)
-        lone = classes[counts == 1]
-        if len(lone):
-            example = data.class_names[int(lone[0])]
+        singletons = classes[counts == 1]
+        if len(singletons):
+            example = data.class_names[int(singletons[0])]
+            verb = "class has" if len(singletons) == 1 else "classes have"
             notes.append(
-                f"{data.name}: {len(lone):,} {name} class(es) have one image ({example!r}, ...), "
-                "which is no query"
+                f"{data.name}: {len(singletons):,} {name} {verb} a single image ({example!r}, "
+                "...); such images are not used as queries"
             )
     return notes
 
 
-def untrained_backbone(bench: Bench) -> Backbone | None:
-    """The backbone of the baseline row: as it came, or a random one; None for features."""
-    if bench.prototype is not None:
-        return bench.prototype
-    return bench.new_backbone(seed=0, bn_freeze="none")
+def untrained_backbone(context: TrainingContext) -> TimmBackbone | None:
+    """Return the backbone of the baseline: the prototype, or a random one; None for features."""
+    if context.prototype is not None:
+        return context.prototype
+    return context.new_backbone(seed=0, bn_freeze="none")
 
 
-def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: BNFreeze) -> Backbone:
+def _build_configured_backbone(
+    backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: BNFreeze
+) -> TimmBackbone:
     return build_backbone(
         backbone["name"],
         in_channels=int(data.train.items.shape[3]),
@@ -163,9 +190,9 @@ def _build(backbone: Mapping[str, Any], data: Dataset, size: int, bn_freeze: BNF
     )
 
 
-def suitable_size(stored: int) -> int:
-    """Side of the network's input for pictures of this shorter side.
+def choose_input_size(stored: int) -> int:
+    """Return the side of the network's input for images with this shorter side.
 
-    Small pictures whole; large ones cropped as the papers do (224 of 256).
+    Small images are not cropped; larger ones are cropped as in the papers (224 of 256).
     """
-    return int(stored if stored <= _SMALL else round(stored * CROP))
+    return int(stored if stored <= _MAX_UNCROPPED_PIXELS else round(stored * INPUT_CROP_FRACTION))

@@ -1,4 +1,4 @@
-"""A trained network without its training: what is left of a trial is its checkpoint."""
+"""Trained networks restored from checkpoints, without their optimiser and loss."""
 
 from __future__ import annotations
 
@@ -9,47 +9,52 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainables.backbone import Backbone
-from trainables.model import EmbeddingModel, placed
-from trainables.replica import embed
-from trainables.restoring import newest_checkpoint
-from trainables.settings import TrialSpec
-from trainables.training import split_tasks
-from trainables.workbench import Bench
-from trainables.world import Alone, trial_device
+from trainables.config import TrialSpec
+from trainables.distributed.world import SingleProcessWorld, trial_device
+from trainables.models.backbone import TimmBackbone
+from trainables.models.embedding import EmbeddingModel, on_device
+from trainables.training.checkpoint_exchange import load_newest_checkpoint
+from trainables.training.context import TrainingContext
+from trainables.training.evaluation import embed_items
+from trainables.training.tasks import build_fold_tasks
 
 
-def network_weights(spec: TrialSpec) -> Mapping[str, Any] | None:
-    """The weights of a trial's first network, from its last checkpoint; None without one.
+def load_network_weights(spec: TrialSpec) -> Mapping[str, Any] | None:
+    """Return the weights of a trial's first replica from its checkpoint; None without one.
 
     Raises:
-        OSError: S3 does not answer.
+        OSError: If S3 or the disk does not respond.
     """
-    payload = newest_checkpoint(spec, Alone(torch.device("cpu")))
+    payload = load_newest_checkpoint(spec, SingleProcessWorld(torch.device("cpu")))
     return None if payload is None else payload["replicas"][0]["model"]
 
 
-def restored_network(spec: TrialSpec, bench: Bench, weights: Mapping[str, Any]) -> EmbeddingModel:
-    """The network of these weights, on the CPU; that of a frozen backbone takes its features."""
-    backbone = bench.new_backbone(seed=0, bn_freeze=spec.settings.bn_freeze)
-    seen = backbone or bench.prototype
-    width = seen.num_features if seen else int(bench.dataset.train.items.shape[1])
+def restore_network(
+    spec: TrialSpec, context: TrainingContext, weights: Mapping[str, Any]
+) -> EmbeddingModel:
+    """Return the network with these weights, on the CPU.
+
+    With a frozen backbone the network takes the backbone's features as input.
+    """
+    backbone = context.new_backbone(seed=0, bn_freeze=spec.settings.bn_freeze)
+    source = backbone or context.prototype
+    width = source.num_features if source else int(context.dataset.train.items.shape[1])
     network = EmbeddingModel(backbone, width, spec.settings)
     network.load_state_dict(dict(weights))
     return network
 
 
-def validation_vectors(
-    spec: TrialSpec, bench: Bench, weights: Mapping[str, Any]
+def embed_validation_items(
+    spec: TrialSpec, context: TrainingContext, weights: Mapping[str, Any]
 ) -> NDArray[np.float32]:
-    """What the network of these weights makes of the first fold's validation items."""
-    world = Alone(trial_device(spec.resources))
-    network = restored_network(spec, bench, weights)
-    data = bench.data(spec.settings.pooling, world.device)
-    part = split_tasks(data, "validation", spec.folds)[0].score
+    """Return embeddings of the first fold's validation items by the network with these weights."""
+    world = SingleProcessWorld(trial_device(spec.resources))
+    network = restore_network(spec, context, weights)
+    data = context.prepare_data(spec.settings.pooling, world.device)
+    part = build_fold_tasks(data, "validation", spec.folds)[0].evaluation
     backbone = network.backbone
     augment = None
-    if isinstance(backbone, Backbone):
-        augment = bench.augment(spec.settings.augment, backbone)
-    with placed(network, world.device):
-        return embed(network, part, augment, world)
+    if isinstance(backbone, TimmBackbone):
+        augment = context.build_transform(spec.settings.augment, backbone)
+    with on_device(network, world.device):
+        return embed_items(network, part, augment, world)

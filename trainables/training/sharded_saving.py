@@ -1,9 +1,9 @@
-"""How is a tensor saved that no rank holds whole?
+"""Saving of sharded tensors in torch's file format without gathering them in memory.
 
-The file is laid out first, as torch would write it, with room for the tensors; then their bytes are
-filled in, those of spread tensors as they come from the ranks. So it loads as the file that one
-process would have written (the zip's check sums, which torch does not look at, are of empty
-tensors), and the first rank never holds more than a piece of the others' rows.
+The file is first written as torch would write it, with placeholders for the bytes of tensors. Then
+the bytes are filled in; those of sharded tensors arrive from the ranks in pieces. The file loads
+like one written by a single process (only the zip check sums, which torch does not verify, are
+those of the placeholders), and the first rank never holds more than one piece of other ranks' rows.
 """
 
 from __future__ import annotations
@@ -14,79 +14,83 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from trainables.world import World
+from trainables.distributed.world import World
 
 
-class Spread:
-    """A tensor whose rows are spread over ranks; each rank has one of these, and uses it once.
+class ShardedTensor:
+    """A tensor whose rows are distributed over ranks. Each rank has an instance and uses it once.
 
     Args:
-        rows: This rank's.
-        total: Rows over all ranks.
+        rows: The rows of this rank.
+        total: Number of rows of all ranks.
         world: The ranks.
     """
 
     def __init__(self, rows: Tensor, total: int, world: World) -> None:
-        self.pieces = world.collect(rows, total)
-        self._form = ((total, *rows.shape[1:]), rows.dtype)
-        self._stand_in: Tensor | None = None
+        self.pieces = world.gather_in_pieces(rows, total)
+        self._shape_and_dtype = ((total, *rows.shape[1:]), rows.dtype)
+        self._placeholder: Tensor | None = None
 
-    def finish(self) -> None:
-        """Exchange what has not been exchanged yet: the other ranks wait for it."""
+    def finish_exchange(self) -> None:
+        """Exchange the remaining pieces, because the other ranks wait for them."""
         for _ in self.pieces:
             pass
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as the whole tensor would be, but for its bytes."""
-        shape, dtype = self._form
-        with _no_bytes():  # kept: torch tells storages apart by their address
-            self._stand_in = torch.empty(shape, dtype=dtype)
-        return self._stand_in.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        """Pickle like the complete tensor, without its bytes."""
+        shape, dtype = self._shape_and_dtype
+        with _fake_tensor_mode():  # kept alive: torch identifies storages by address
+            self._placeholder = torch.empty(shape, dtype=dtype)
+        return self._placeholder.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
-def spread_in(payload: Any) -> list[Spread]:
-    """The spread tensors of a payload, in the order in which they are saved."""
-    return [leaf for leaf in _leaves(payload) if isinstance(leaf, Spread)]
+def find_sharded_tensors(payload: Any) -> list[ShardedTensor]:
+    """Return the sharded tensors of a payload in the order in which they are saved."""
+    return [leaf for leaf in _iter_leaves(payload) if isinstance(leaf, ShardedTensor)]
 
 
-def write_spread(payload: Mapping[str, Any], file: IO[bytes]) -> None:
-    """As `torch.save`, of a payload that holds spread tensors; the file is open for reading, too.
+def save_sharded(payload: Mapping[str, Any], file: IO[bytes]) -> None:
+    """Save a payload with sharded tensors, like `torch.save`.
+
+    Args:
+        payload: Nested mappings and sequences of tensors, sharded tensors and plain values.
+        file: A file that is open for writing and reading.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: If the disk rejects it.
     """
     with torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(payload, file)
     file.seek(0)
-    with _no_bytes():
-        laid_out = torch.load(file, map_location="cpu", weights_only=True)
-    for leaf, place in zip(_leaves(payload), _leaves(laid_out), strict=True):
-        if isinstance(place, Tensor) and place.untyped_storage().nbytes():
-            offset = place.untyped_storage()._checkpoint_offset
+    with _fake_tensor_mode():
+        placeholders = torch.load(file, map_location="cpu", weights_only=True)
+    for leaf, placeholder in zip(_iter_leaves(payload), _iter_leaves(placeholders), strict=True):
+        if isinstance(placeholder, Tensor) and placeholder.untyped_storage().nbytes():
+            offset = placeholder.untyped_storage()._checkpoint_offset
             if offset is None:
-                raise RuntimeError("this torch does not say where in a file a tensor's bytes are")
+                raise RuntimeError("this version of torch does not report the offsets of tensors")
             file.seek(offset)
-            for piece in leaf.pieces if isinstance(leaf, Spread) else [_stored(leaf)]:
+            for piece in leaf.pieces if isinstance(leaf, ShardedTensor) else [_storage_bytes(leaf)]:
                 file.write(piece.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def _no_bytes() -> Any:
-    """Within it tensors have a form, and no memory."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second
+def _fake_tensor_mode() -> Any:
+    """Return a context manager in which tensors have shape and dtype, but no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
     return FakeTensorMode()
 
 
-def _stored(tensor: Tensor) -> Tensor:
-    """The bytes that torch saves of a tensor: all its storage, of which it may be a part."""
+def _storage_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes that torch saves for a tensor: those of its complete storage."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage().cpu())  # type: ignore[no-untyped-call]
 
 
-def _leaves(payload: Any) -> Iterator[Any]:
+def _iter_leaves(payload: Any) -> Iterator[Any]:
     if isinstance(payload, Mapping):
         payload = list(payload.values())
     if not isinstance(payload, (list, tuple)):
         yield payload
         return
     for part in payload:
-        yield from _leaves(part)
+        yield from _iter_leaves(part)

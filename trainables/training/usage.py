@@ -1,4 +1,4 @@
-"""What of its machine does a trial use?"""
+"""Resource usage of a trial: memory of its process and node, memory and load of its GPU."""
 
 from __future__ import annotations
 
@@ -9,65 +9,71 @@ from collections.abc import Callable, Mapping
 import psutil
 import torch
 
-from trainables.world import World
+from trainables.distributed.world import World
 
-SAMPLES = 4
-"""How often in an epoch of training a GPU is asked how busy it is."""
+GPU_SAMPLES_PER_EPOCH = 4
+"""Number of samples of the GPU utilisation per epoch."""
 
-_OVER_RANKS: Mapping[str, Callable[[list[float]], float]] = {
+_RANK_REDUCTIONS: Mapping[str, Callable[[list[float]], float]] = {
     "memory_mib": max,
     "node_memory_percent": max,
     "gpu_memory_mib": max,
     "gpu_use_percent": lambda values: sum(values) / len(values),
 }
-"""What a trial of several ranks reports: memory is that of the rank (or node) that uses most, since
-there it runs out first; how busy the GPUs are is the mean."""
+"""Reduction of each metric over the ranks of a trial: the maximum of memory, because the rank or
+node with the highest use runs out first, and the mean of GPU utilisation."""
 
 
-class Usage:
-    """Memory of this process and its node, and of its GPU if it has one, for one trial.
+class UsageMonitor:
+    """Measures the memory of this process, its node and its GPU during one trial.
 
-    A process is reused from trial to trial, so the GPU's peak is counted anew from here.
+    Processes are reused by later trials, so creating a monitor resets the GPU's peak memory.
     """
 
     def __init__(self) -> None:
-        self._busy: list[float] = []
+        self._gpu_busy_percents: list[float] = []
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
-    def sample(self) -> None:
-        """Ask how busy the GPU is; to be called while it trains, not while it is scored."""
+    def sample_gpu(self) -> None:
+        """Sample the GPU utilisation; to be called during training, not during evaluation."""
         if torch.cuda.is_available():
-            with contextlib.suppress(Exception):  # a missing figure must not cost the trial
-                self._busy.append(float(torch.cuda.utilization()))
+            with contextlib.suppress(Exception):  # a missing value must not fail the trial
+                self._gpu_busy_percents.append(float(torch.cuda.utilization()))
 
-    def take(self) -> dict[str, float]:
-        """The figures of an epoch; the GPU's use is the mean of its samples."""
-        use = {
+    def collect_usage(self) -> dict[str, float]:
+        """Return the usage of an epoch; the GPU utilisation is the mean of its samples."""
+        usage = {
             "memory_mib": psutil.Process().memory_info().rss / 2**20,
             "node_memory_percent": float(psutil.virtual_memory().percent),
         }
         if torch.cuda.is_available():
-            use["gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
-        if self._busy:
-            use["gpu_use_percent"] = sum(self._busy) / len(self._busy)
-            self._busy.clear()
-        return use
+            usage["gpu_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        if self._gpu_busy_percents:
+            usage["gpu_use_percent"] = sum(self._gpu_busy_percents) / len(self._gpu_busy_percents)
+            self._gpu_busy_percents.clear()
+        return usage
 
 
-def over_ranks(use: Mapping[str, float], world: World) -> dict[str, float]:
-    """The figures of all ranks as one, in one exchange; a rank that lacks a figure is left out."""
+def reduce_usage(usage: Mapping[str, float], world: World) -> dict[str, float]:
+    """Reduce the usage of all ranks in one exchange; ranks without a value are left out."""
     if world.size == 1:
-        return dict(use)
-    own = torch.tensor([[use.get(name, math.nan) for name in _OVER_RANKS]], dtype=torch.float64)
-    columns = world.gather(own, world.size).T.tolist()
-    known = {
+        return dict(usage)
+    own = torch.tensor(
+        [[usage.get(name, math.nan) for name in _RANK_REDUCTIONS]], dtype=torch.float64
+    )
+    columns = world.all_gather(own, world.size).T.tolist()
+    values_by_rank = {
         name: [value for value in column if not math.isnan(value)]
-        for name, column in zip(_OVER_RANKS, columns, strict=True)
+        for name, column in zip(_RANK_REDUCTIONS, columns, strict=True)
     }
-    return {name: _OVER_RANKS[name](values) for name, values in known.items() if values}
+    return {
+        name: _RANK_REDUCTIONS[name](values) for name, values in values_by_rank.items() if values
+    }
 
 
-def moments(steps: int) -> frozenset[int]:
-    """After which of an epoch's steps to ask: evenly spread, the last one too."""
-    return frozenset(steps * k // SAMPLES - 1 for k in range(1, SAMPLES + 1)) - {-1}
+def sampling_steps(steps: int) -> frozenset[int]:
+    """Return the steps of an epoch after which to sample: evenly spaced, including the last."""
+    return frozenset(
+        steps * k // GPU_SAMPLES_PER_EPOCH - 1 for k in range(1, GPU_SAMPLES_PER_EPOCH + 1)
+    ) - {-1}

@@ -1,17 +1,17 @@
-"""Which folder is this host's own, where hosts share a home?"""
+"""Host-specific paths, for hosts that share a home directory."""
 
 from __future__ import annotations
 
 import socket
 
-HOST = "{host}"
-"""Stands for the host's name in a path that travels between hosts."""
+HOST_PLACEHOLDER = "{host}"
+"""Placeholder for the host name in a path that is sent between hosts."""
 
 
-def of_this_host(path: str) -> str:
-    """A path with the name of this host in it.
+def expand_host(path: str) -> str:
+    """Replace the placeholder in a path by the name of this host.
 
-    >>> of_this_host("/home/me/.cache/{host}") == f"/home/me/.cache/{socket.gethostname()}"
+    >>> expand_host("/home/me/.cache/{host}") == f"/home/me/.cache/{socket.gethostname()}"
     True
     """
-    return path.replace(HOST, socket.gethostname())
+    return path.replace(HOST_PLACEHOLDER, socket.gethostname())

@@ -1,7 +1,8 @@
-"""S3 objects, as few calls as this project needs; the only file that imports boto3.
+"""S3 client: upload, download, range reads, listing and deletion of objects.
 
-Credentials, region and endpoint are found as boto3 always does: the node's IAM role on AWS, else
-environment variables. Whatever S3 refuses is an OSError, like a disk that refuses.
+This is the only module that imports boto3. Credentials, region and endpoint are found in boto3's
+usual way: the node's IAM role on AWS, otherwise environment variables. Errors of S3 are raised as
+OSError, like those of a disk.
 """
 
 from __future__ import annotations
@@ -15,78 +16,82 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-SCHEME = "s3://"
-PAGE = 1000
-PART_BYTES = 8 * 2**20
-READ_BYTES = 2**16
+S3_SCHEME = "s3://"
+LIST_PAGE_SIZE = 1000
+TRANSFER_PART_BYTES = 8 * 2**20
+READ_BUFFER_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An object: its key below the prefix that was listed, its size in bytes and its ETag."""
+class S3Object:
+    """An object: its key relative to the listed prefix, its size in bytes and its ETag."""
 
     name: str
     size: int
-    tag: str
+    etag: str
 
 
-def is_object(place: str | Path) -> bool:
-    """Whether this names something on S3."""
-    return str(place).startswith(SCHEME)
+def is_s3_uri(location: str | Path) -> bool:
+    """Whether a location is on S3."""
+    return str(location).startswith(S3_SCHEME)
 
 
-def bucket_and_key(address: str) -> tuple[str, str]:
-    """The two parts of an address.
+def split_s3_uri(uri: str) -> tuple[str, str]:
+    """Split an S3 URI into bucket and key.
 
-    >>> bucket_and_key("s3://images/cub/train")
+    >>> split_s3_uri("s3://images/cub/train")
     ('images', 'cub/train')
     """
-    bucket, _, key = address.removeprefix(SCHEME).partition("/")
+    bucket, _, key = uri.removeprefix(S3_SCHEME).partition("/")
     if not bucket:
-        raise ValueError(f"an S3 address is s3://BUCKET/KEY, got {address!r}.")
+        raise ValueError(f"an S3 URI must be s3://BUCKET/KEY, but got {uri!r}")
     return bucket, key
 
 
-def upload(path: Path, address: str) -> None:
-    """Store a file as an object, whole or not at all.
+def upload_file(path: Path, uri: str) -> None:
+    """Upload a file as an object; it appears only when it is complete.
 
-    It goes in parts of a few MiB: S3 takes at most 5 GiB at once, and no node has to hold it all.
-    """
-    bucket, key = bucket_and_key(address)
-    with _as_os_error(address):
-        _client().upload_file(str(path), bucket, key, Config=_transfer())
-
-
-def download(address: str, path: Path) -> None:
-    """Write an object to a file, in parts.
+    The upload is in parts of a few MiB: S3 accepts at most 5 GiB at once, and the file does not
+    have to fit in memory.
 
     Raises:
-        FileNotFoundError: There is no such object.
-        OSError: S3 does not answer, or the disk is full.
+        OSError: If S3 rejects it or does not respond.
     """
-    bucket, key = bucket_and_key(address)
-    with _as_os_error(address):
-        _client().download_file(bucket, key, str(path), Config=_transfer())
+    bucket, key = split_s3_uri(uri)
+    with _translate_s3_errors(uri):
+        _get_client().upload_file(str(path), bucket, key, Config=_transfer_config())
 
 
-def opened(address: str) -> BinaryIO:
-    """An object as a file to read parts of: only what is read is fetched.
+def download_file(uri: str, path: Path) -> None:
+    """Download an object to a file, in parts.
 
     Raises:
-        FileNotFoundError: There is no such object.
-        OSError: S3 does not answer.
+        FileNotFoundError: If the object does not exist.
+        OSError: If S3 does not respond or the disk is full.
     """
-    return cast(BinaryIO, io.BufferedReader(_Remote(address), READ_BYTES))
+    bucket, key = split_s3_uri(uri)
+    with _translate_s3_errors(uri):
+        _get_client().download_file(bucket, key, str(path), Config=_transfer_config())
 
 
-class _Remote(io.RawIOBase):
-    """Reads an object by ranges of bytes."""
+def open_s3_object(uri: str) -> BinaryIO:
+    """Open an object for reading; only the ranges that are read are downloaded.
 
-    def __init__(self, address: str) -> None:
-        self._address, (self._bucket, self._key) = address, bucket_and_key(address)
-        with _as_os_error(address):
-            head = _client().head_object(Bucket=self._bucket, Key=self._key)
-        self._size, self._at = int(head["ContentLength"]), 0
+    Raises:
+        FileNotFoundError: If the object does not exist.
+        OSError: If S3 does not respond.
+    """
+    return cast(BinaryIO, io.BufferedReader(_S3RangeReader(uri), READ_BUFFER_BYTES))
+
+
+class _S3RangeReader(io.RawIOBase):
+    """Raw file that reads byte ranges of an object."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri, (self._bucket, self._key) = uri, split_s3_uri(uri)
+        with _translate_s3_errors(uri):
+            head = _get_client().head_object(Bucket=self._bucket, Key=self._key)
+        self._size, self._position = int(head["ContentLength"]), 0
 
     def readable(self) -> bool:
         return True
@@ -95,62 +100,66 @@ class _Remote(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = start + offset
-        return self._at
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        last = min(self._at + len(buffer), self._size) - 1
-        if last < self._at:
+        last = min(self._position + len(buffer), self._size) - 1
+        if last < self._position:
             return 0
-        part = f"bytes={self._at}-{last}"
-        with _as_os_error(self._address):
-            answer = _client().get_object(Bucket=self._bucket, Key=self._key, Range=part)
-            content: bytes = answer["Body"].read()
+        byte_range = f"bytes={self._position}-{last}"
+        with _translate_s3_errors(self._uri):
+            response = _get_client().get_object(
+                Bucket=self._bucket, Key=self._key, Range=byte_range
+            )
+            content: bytes = response["Body"].read()
         buffer[: len(content)] = content
-        self._at += len(content)
+        self._position += len(content)
         return len(content)
 
 
-def remove(address: str) -> None:
+def remove_object(uri: str) -> None:
     """Delete an object, if it exists."""
-    bucket, key = bucket_and_key(address)
-    with _as_os_error(address):
-        _client().delete_object(Bucket=bucket, Key=key)
+    bucket, key = split_s3_uri(uri)
+    with _translate_s3_errors(uri):
+        _get_client().delete_object(Bucket=bucket, Key=key)
 
 
-def stored_below(address: str) -> list[Stored]:
-    """All objects below a prefix, or the one of this very name; sorted by name."""
-    bucket, key = bucket_and_key(address)
+def list_s3_objects(uri: str) -> list[S3Object]:
+    """Return all objects below a prefix, or the object with exactly this key, by name."""
+    bucket, key = split_s3_uri(uri)
     prefix = key.rstrip("/")
-    found = []
-    for item in _listed(bucket, prefix):
+    objects = []
+    for item in _iter_listed_objects(bucket, prefix):
         rest = item["Key"].removeprefix(prefix)
         inside = not prefix or rest.startswith("/") or not rest
         if inside and not item["Key"].endswith("/"):
-            found.append(Stored(rest.lstrip("/"), int(item["Size"]), item["ETag"].strip('"')))
-    return sorted(found, key=lambda stored: stored.name)
+            objects.append(S3Object(rest.lstrip("/"), int(item["Size"]), item["ETag"].strip('"')))
+    return sorted(objects, key=lambda item: item.name)
 
 
-def _listed(bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
-    with _as_os_error(f"{SCHEME}{bucket}/{prefix}"):
-        pages = _client().get_paginator("list_objects_v2")
+def _iter_listed_objects(bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+    with _translate_s3_errors(f"{S3_SCHEME}{bucket}/{prefix}"):
+        pages = _get_client().get_paginator("list_objects_v2")
         for page in pages.paginate(
-            Bucket=bucket, Prefix=prefix, PaginationConfig={"PageSize": PAGE}
+            Bucket=bucket, Prefix=prefix, PaginationConfig={"PageSize": LIST_PAGE_SIZE}
         ):
             yield from page.get("Contents", [])
 
 
-def _client() -> Any:
-    return _client_of(os.getpid(), os.environ.get("AWS_ENDPOINT_URL", ""))
+def _get_client() -> Any:
+    return _create_cached_client(os.getpid(), os.environ.get("AWS_ENDPOINT_URL", ""))
 
 
 @functools.lru_cache(maxsize=2)
-def _client_of(process: int, endpoint: str) -> Any:
-    """A client takes a tenth of a second to make and may not cross a fork."""
+def _create_cached_client(process: int, endpoint: str) -> Any:
+    """Cached, because creating a client takes a tenth of a second; per process, because a client
+    must not be used after a fork.
+    """
     import boto3
     from botocore.config import Config
 
@@ -160,17 +169,19 @@ def _client_of(process: int, endpoint: str) -> Any:
     return boto3.client("s3", config=settings)
 
 
-def _transfer() -> Any:
+def _transfer_config() -> Any:
     from boto3.s3.transfer import TransferConfig
 
-    # boto3 makes parts larger by itself where a file would have more than the 10,000 S3 allows.
+    # boto3 enlarges the parts if a file would exceed the 10,000 parts that S3 allows.
     return TransferConfig(
-        multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
+        multipart_threshold=TRANSFER_PART_BYTES,
+        multipart_chunksize=TRANSFER_PART_BYTES,
+        max_concurrency=4,
     )
 
 
 @contextmanager
-def _as_os_error(address: str) -> Iterator[None]:
+def _translate_s3_errors(uri: str) -> Iterator[None]:
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -178,4 +189,4 @@ def _as_os_error(address: str) -> Iterator[None]:
         yield
     except (BotoCoreError, ClientError, Boto3Error) as error:
         missing = isinstance(error, ClientError) and error.response["Error"]["Code"] == "404"
-        raise (FileNotFoundError if missing else OSError)(f"{address}: {error}") from error
+        raise (FileNotFoundError if missing else OSError)(f"{uri}: {error}") from error

@@ -1,31 +1,34 @@
-"""How sure is it that one loss is better, faster or cheaper than another?"""
+"""How certain is it that one loss is better, faster or cheaper than another?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from search_spaces.claims import BetterLoss, CostRatio, FasterLoss, HigherMetric
-from study.analyses.comparison import best_draws, confirmed_trials
-from study.analyses.leaderboard import incumbent
+from study.analyses.leaderboard import find_incumbent_trial
+from study.analyses.loss_comparison import draw_tuned_scores, select_confirmed_trials
 from study.analyses.loss_model import LossModel
-from study.analyses.samples import Array, full_epochs, searching
-from study.table import METRIC, TrialTable
+from study.analyses.surrogate.observations import FloatArray
+from study.trials.selection import get_full_epochs, select_validation_trials
+from study.trials.table import METRIC_PREFIX, TrialTable
 
-Weighed = tuple[float, str]
+ClaimEvidence = tuple[float, str]
+"""Probability of a claim (NaN if unknown) and the evidence in words."""
 
-RISEN = 0.95
-"""The share of its rise after which a learning curve counts as there."""
+COMPLETED_RISE_SHARE = 0.95
+"""Share of its total rise after which a learning curve counts as risen."""
 
-LEAST_SEEDS = 3
-"""Fewest seeds of a tuned point whose spread says anything."""
+MIN_SEEDS_PER_POINT = 3
+"""Minimum number of seeds of a tuned point to estimate its spread."""
 
-TOO_FEW = "Fewer than three fresh seeds of one of the two tuned points."
+TOO_FEW_SEEDS_REASON = "One of the two tuned points has fewer than three fresh seeds."
 
 
-def weigh(
+def estimate_claim_probability(
     table: TrialTable,
     models: Mapping[str, LossModel],
     loss: str,
@@ -33,68 +36,67 @@ def weigh(
     test: BetterLoss | FasterLoss | CostRatio | HigherMetric,
     *,
     seed: int = 0,
-) -> Weighed:
-    """Probability of the claim and the evidence in words (NaN when there is none).
+) -> ClaimEvidence:
+    """Return the probability of the claim (NaN if unknown) and the evidence in words.
 
-    Intervals are of 90 %: a verdict at 95 % is one that lies on one side of them.
+    Intervals are 90 % intervals: a verdict at 95 % lies on one side of them.
     """
     match test:
         case BetterLoss():
-            return _better(table, models, loss, other, seed)
+            return _compare_tuned_scores(table, models, loss, other, seed)
         case FasterLoss():
-            return _faster(table, loss, other, seed)
+            return _compare_rise_epochs(table, loss, other, seed)
         case CostRatio():
-            return _cheaper(table, loss, other, test.at_most, seed)
+            return _compare_epoch_seconds(table, loss, other, test.at_most, seed)
         case HigherMetric():
-            return _higher(table, loss, other, test.metric, seed)
+            return _compare_metric_values(table, loss, other, test.metric, seed)
 
 
-def _better(
+def _compare_tuned_scores(
     table: TrialTable, models: Mapping[str, LossModel], loss: str, other: str, seed: int
-) -> Weighed:
+) -> ClaimEvidence:
     surrogates = {name: model.surrogate for name, model in models.items()}
-    draws, split = best_draws(_only(table, loss, other), surrogates, seed=seed)
+    draws, split = draw_tuned_scores(_restrict_to_losses(table, loss, other), surrogates, seed=seed)
     if loss not in draws or other not in draws:
-        return float("nan"), "One of the two has no repeated score."
+        return float("nan"), "One of the two losses has no repeated score."
     gap = draws[loss] - draws[other]
     low, high = np.quantile(gap, [0.05, 0.95])
-    words = f"{split} score differs by {gap.mean():+.4f} (90 %: {low:+.4f} to {high:+.4f})"
-    return float((gap > 0).mean()), words
+    evidence = f"{split} score differs by {gap.mean():+.4f} (90 %: {low:+.4f} to {high:+.4f})"
+    return float((gap > 0).mean()), evidence
 
 
-def _only(table: TrialTable, *losses: str) -> TrialTable:
-    """The study with these losses alone: one unconfirmed loss must not demote the others."""
-    from dataclasses import replace
+def _restrict_to_losses(table: TrialTable, *losses: str) -> TrialTable:
+    """Return the study with these losses only: another, unconfirmed loss must not matter."""
 
     spaces = {k: v for k, v in table.spaces.items() if k in losses}
     return replace(table, spaces=spaces)
 
 
-def _tuned_trials(
+def _select_tuned_trials(
     table: TrialTable, loss: str, other: str
 ) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-    """Full-length trials of both tuned points that differ in nothing but their seeds.
+    """Return full-length trials of both tuned points that differ only in their seeds.
 
-    Confirmations if both losses have three or more, else as many repeats of both incumbents
-    (without the trials that won, which luck chose). The best trials of a search would not do: they
-    are different settings, picked by score, and their spread is not that of seeds.
+    Confirmations if both losses have at least three, else repeats of both incumbents (without the
+    winning trials, which were selected by luck as well). The best trials of a search are not
+    suitable: they are different settings, selected by score, and their spread is not that of seeds.
     """
-    for of in (_confirmations, _repeats):
-        mine, theirs = of(table, loss), of(table, other)
-        if min(mine["seed"].nunique(), theirs["seed"].nunique()) >= LEAST_SEEDS:
-            return mine, theirs
+    for select in (_select_confirmations, _select_incumbent_repeats):
+        trials, other_trials = select(table, loss), select(table, other)
+        if min(trials["seed"].nunique(), other_trials["seed"].nunique()) >= MIN_SEEDS_PER_POINT:
+            return trials, other_trials
     return None
 
 
-def _confirmations(table: TrialTable, loss: str) -> pd.DataFrame:
-    trials = confirmed_trials(table, loss)
-    return trials[trials["epochs"] >= full_epochs(table, loss)]
+def _select_confirmations(table: TrialTable, loss: str) -> pd.DataFrame:
+    trials = select_confirmed_trials(table, loss)
+    return trials[trials["epochs"] >= get_full_epochs(table, loss)]
 
 
-def _repeats(table: TrialTable, loss: str) -> pd.DataFrame:
-    trials: pd.DataFrame = searching(table, loss)
-    best = incumbent(table, loss)
-    full = (trials["epochs"] >= full_epochs(table, loss)) & trials["score"].notna()
+def _select_incumbent_repeats(table: TrialTable, loss: str) -> pd.DataFrame:
+    trials: pd.DataFrame = select_validation_trials(table, loss)
+    best = find_incumbent_trial(table, loss)
+    full = (trials["epochs"] >= get_full_epochs(table, loss)) & trials["score"].notna()
     if best is None:
         return trials[:0]
     same = (trials["point"] == best["point"]) & (trials["trial"] != best["trial"])
@@ -102,61 +104,63 @@ def _repeats(table: TrialTable, loss: str) -> pd.DataFrame:
     return repeats
 
 
-def _plausible_mean(values: Array, rng: np.random.Generator) -> Array:
-    """Draws of the mean over all seeds, given these."""
+def _draw_mean(values: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Draw the mean over all seeds, given these values."""
     spread = values.std(ddof=1) / np.sqrt(len(values))
     return np.asarray(values.mean() + spread * rng.standard_t(len(values) - 1, 4000))
 
 
-def _faster(table: TrialTable, loss: str, other: str, seed: int) -> Weighed:
-    """By the epochs each takes for most of its own rise: who ends higher is another question."""
-    found = _tuned_trials(table, loss, other)
-    if found is None:
-        return float("nan"), TOO_FEW
-    wide = [
+def _compare_rise_epochs(table: TrialTable, loss: str, other: str, seed: int) -> ClaimEvidence:
+    """Compare the epochs that each loss takes for most of its rise, whatever its final score."""
+    tuned_trials = _select_tuned_trials(table, loss, other)
+    if tuned_trials is None:
+        return float("nan"), TOO_FEW_SEEDS_REASON
+    curves = [
         table.curves[table.curves["trial"].isin(trials["trial"])]
         .pivot_table(index="trial", columns="epoch", values="score")
         .dropna(axis=1)
-        for trials in found
+        for trials in tuned_trials
     ]
-    if any(curves.empty for curves in wide):
-        return float("nan"), "No learning curves."
-    # What one log leaves out must not count as epochs of one loss alone.
-    shared = wide[0].columns.intersection(wide[1].columns)
+    if any(frame.empty for frame in curves):
+        return float("nan"), "There are no learning curves."
+    # Epochs that were logged for one loss only would make the other one look slower.
+    shared = curves[0].columns.intersection(curves[1].columns)
     if len(shared) < 2:
         return float("nan"), "The learning curves share fewer than two epochs."
-    epochs, untrained = shared.to_numpy(dtype=float), _untrained(table, found[0])
-    took = [_epochs_to_rise(epochs, c[shared].to_numpy(dtype=float), untrained) for c in wide]
-    if any(len(t) < LEAST_SEEDS for t in took):
-        return float("nan"), "Fewer than three trials of one of them end above where they start."
+    epochs, untrained = shared.to_numpy(dtype=float), _untrained_score(table, tuned_trials[0])
+    took = [_epochs_to_rise(epochs, c[shared].to_numpy(dtype=float), untrained) for c in curves]
+    if any(len(t) < MIN_SEEDS_PER_POINT for t in took):
+        return float("nan"), "Fewer than three trials of one of the losses improve in training."
     rng = np.random.default_rng(seed)
-    a, b = (_plausible_mean(np.log(t), rng) for t in took)
+    a, b = (_draw_mean(np.log(t), rng) for t in took)
     low, high = np.exp(np.quantile(a - b, [0.05, 0.95]))
-    mine, theirs = (float(np.exp(np.log(t).mean())) for t in took)
-    words = (
-        f"{RISEN:.0%} of its rise after {mine:.1f} epochs, the other's after {theirs:.1f}: "
-        f"{mine / theirs:.2f} times (90 %: {low:.2f} to {high:.2f})"
+    mean, other_mean = (float(np.exp(np.log(t).mean())) for t in took)
+    evidence = (
+        f"{COMPLETED_RISE_SHARE:.0%} of its rise after {mean:.1f} epochs, "
+        f"the other's after {other_mean:.1f}: "
+        f"{mean / other_mean:.2f} times (90 %: {low:.2f} to {high:.2f})"
     )
-    return float((a < b).mean() + 0.5 * (a == b).mean()), words
+    return float((a < b).mean() + 0.5 * (a == b).mean()), evidence
 
 
-def _untrained(table: TrialTable, trials: pd.DataFrame) -> float:
-    """The score before the first epoch on the classes of these trials; infinity if unknown."""
-    known = table.baseline.get(str(trials["split"].iloc[0]), {})
-    return float(known.get(str(table.protocol.get("objective", "score")), np.inf))
+def _untrained_score(table: TrialTable, trials: pd.DataFrame) -> float:
+    """Return the score before the first epoch on the split of these trials; infinity if unknown."""
+    metrics = table.baseline.get(str(trials["split"].iloc[0]), {})
+    return float(metrics.get(str(table.protocol.get("objective", "score")), np.inf))
 
 
-def _epochs_to_rise(epochs: Array, curves: Array, untrained: float) -> Array:
-    """When each curve (row) has done most of its rise, between epochs; flat ones are left out.
+def _epochs_to_rise(epochs: FloatArray, curves: FloatArray, untrained: float) -> FloatArray:
+    """Return the (interpolated) epoch at which each curve has completed most of its rise.
 
-    It rises from the untrained score, or from its own first epoch where that is unknown or lower.
+    A curve rises from the untrained score, or from its first epoch if that is unknown or lower.
+    Curves that do not rise are left out.
     """
     out = []
     for curve in curves:
         start = min(float(curve[0]), untrained)
         if curve[-1] <= start:
             continue
-        goal = start + RISEN * (curve[-1] - start)
+        goal = start + COMPLETED_RISE_SHARE * (curve[-1] - start)
         first = int((curve >= goal).argmax())
         if first == 0:
             out.append(epochs[0])
@@ -167,37 +171,42 @@ def _epochs_to_rise(epochs: Array, curves: Array, untrained: float) -> Array:
     return np.array(out)
 
 
-def _cheaper(table: TrialTable, loss: str, other: str, at_most: float, seed: int) -> Weighed:
+def _compare_epoch_seconds(
+    table: TrialTable, loss: str, other: str, at_most: float, seed: int
+) -> ClaimEvidence:
     each = []
     for name in (loss, other):
-        trials = table.of(name)
+        trials = table.trials_of(name)
         trials = trials[(trials["epochs"] > 0) & (trials["seconds"] > 0)]
         if len(trials) < 3:
-            return float("nan"), "Too few timed trials."
+            return float("nan"), "There are too few timed trials."
         each.append((trials["seconds"] / trials["epochs"]).to_numpy(dtype=float))
     rng = np.random.default_rng(seed)
     medians = [np.median(rng.choice(x, size=(1000, len(x))), axis=1) for x in each]
     ratio = medians[0] / medians[1]
     low, high = np.quantile(ratio, [0.05, 0.95])
-    words = (
-        f"an epoch costs {np.median(ratio):.2f} times the other's (90 %: {low:.2f} to {high:.2f})"
+    evidence = (
+        f"an epoch takes {np.median(ratio):.2f} times as long as the other's "
+        f"(90 %: {low:.2f} to {high:.2f})"
     )
-    return float((ratio <= at_most).mean()), words
+    return float((ratio <= at_most).mean()), evidence
 
 
-def _higher(table: TrialTable, loss: str, other: str, metric: str, seed: int) -> Weighed:
-    column = METRIC + metric
+def _compare_metric_values(
+    table: TrialTable, loss: str, other: str, metric: str, seed: int
+) -> ClaimEvidence:
+    column = METRIC_PREFIX + metric
     if column not in table.trials:
         return float("nan"), f"{metric} was not reported."
-    found = _tuned_trials(table, loss, other)
-    if found is None:
-        return float("nan"), TOO_FEW
-    values = [trials[column].dropna().to_numpy(dtype=float) for trials in found]
-    if any(len(v) < LEAST_SEEDS for v in values):
+    tuned_trials = _select_tuned_trials(table, loss, other)
+    if tuned_trials is None:
+        return float("nan"), TOO_FEW_SEEDS_REASON
+    values = [trials[column].dropna().to_numpy(dtype=float) for trials in tuned_trials]
+    if any(len(v) < MIN_SEEDS_PER_POINT for v in values):
         return float("nan"), f"Fewer than three trials report {metric}."
     rng = np.random.default_rng(seed)
-    a, b = (_plausible_mean(v, rng) for v in values)
+    a, b = (_draw_mean(v, rng) for v in values)
     gap = a - b
     low, high = np.quantile(gap, [0.05, 0.95])
-    words = f"{metric} differs by {gap.mean():+.4f} (90 %: {low:+.4f} to {high:+.4f})"
-    return float((gap > 0).mean()), words
+    evidence = f"{metric} differs by {gap.mean():+.4f} (90 %: {low:+.4f} to {high:+.4f})"
+    return float((gap > 0).mean()), evidence

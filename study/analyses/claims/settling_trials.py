@@ -13,115 +13,125 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from search_spaces.claims import (
     BetterLoss,
     BetterValue,
-    Claim,
     CostRatio,
     FasterLoss,
     GoodValue,
     HigherMetric,
+    PaperClaim,
     Sensitive,
     StableRange,
 )
-from search_spaces.scale import from_unit, to_unit
 from search_spaces.space import in_range
-from study.analyses import claims
-from study.analyses.claimed import choices_within, claimed_grid, side_grid
-from study.analyses.comparison import confirmed_scores
+from search_spaces.unit_scale import from_unit, to_unit
+from study.analyses.claims import judge
+from study.analyses.claims.values import build_claimed_grid, build_side_grid, find_choices_within
+from study.analyses.loss_comparison import get_confirmed_scores
 from study.analyses.loss_model import LossModel
-from study.analyses.noise import seed_noise
-from study.analyses.samples import point_position, unit_levels
-from study.analyses.sweeps import anchor_values, measured
-from study.table import KNOB, TrialTable
+from study.analyses.surrogate.observations import get_unit_levels, point_to_unit_cube
+from study.analyses.surrogate.seed_noise import estimate_seed_noise
+from study.analyses.sweeps import collect_sweeps, get_anchor_params
+from study.trials.table import PARAM_PREFIX, TrialTable
 
-FLAT = 10.0
-"""Seeds per value that show a flat curve to be within a tolerance of one seed's deviation."""
+SEEDS_TO_SHOW_FLATNESS = 10.0
+"""Seeds per value needed to show that a flat curve stays within a tolerance of one seed sigma."""
 
 POINT_COLUMNS = ("loss", "origin", "anchor", "swept", "seed", "why")
-"""Columns of every frame of points to run, besides one `knob.NAME` per knob."""
+"""Columns of every frame of points to run, besides one `knob.NAME` per hyperparameter."""
 
 
-def settle(
+def suggest_settling_trials(
     table: TrialTable,
     models: Mapping[str, LossModel],
     *,
     only: tuple[str, str] | None = None,
-    most_seeds: int = 10,
+    max_seeds: int = 10,
 ) -> pd.DataFrame:
-    """The trials to run for every open claim (or for `only` = (loss, claim name)).
+    """Suggest the trials to run for every open claim.
 
-    Claims about a knob get a sweep from the incumbent; claims about losses get fresh confirmation
-    seeds of both incumbents, which validation scores chose: a test score chooses nothing. Claims
-    that no trial of this study could decide get none.
+    Claims about a hyperparameter get a sweep around the incumbent; claims about losses get fresh
+    confirmation seeds of both incumbents, which were chosen by validation scores: test scores never
+    select a point. Claims that no trial of this study can decide get none.
 
-    Returns `POINT_COLUMNS` and one `knob.NAME` per knob; rows that occur for two claims once.
+    Args:
+        only: Restrict to this (loss, claim name).
+        max_seeds: Maximum number of seeds per value.
+
+    Returns:
+        `POINT_COLUMNS` and one `knob.NAME` per hyperparameter, without duplicate points.
     """
     rows: list[dict[str, Any]] = []
     for loss, space in table.spaces.items():
         for claim in space.claims:
             if only is not None and only != (loss, claim.name):
                 continue
-            judged = claims.judge(table, models, loss, claim)
-            if judged.verdict == "cannot tell":
-                rows += _points(table, models, loss, claim, most_seeds)
+            if judge.judge_claim(table, models, loss, claim).verdict == "cannot tell":
+                rows += _settling_points(table, models, loss, claim, max_seeds)
     frame = pd.DataFrame(rows)
     if frame.empty:
         return pd.DataFrame(columns=list(POINT_COLUMNS))
-    same = [c for c in frame.columns if c != "why"]
-    return frame.loc[~frame[same].astype(str).duplicated()].reset_index(drop=True)
+    point_columns = [c for c in frame.columns if c != "why"]
+    return frame.loc[~frame[point_columns].astype(str).duplicated()].reset_index(drop=True)
 
 
-def priced(
+def add_trial_counts(
     table: TrialTable,
     models: Mapping[str, LossModel],
-    judged: pd.DataFrame,
+    claims: pd.DataFrame,
     *,
-    most_seeds: int = 10,
+    max_seeds: int = 10,
 ) -> pd.DataFrame:
-    """The frame of `claims.analyse` with the number of trials behind what would settle a claim."""
-    words = []
-    for row in judged.to_dict("records"):
+    """Add to the `settle` column of `analyse_claims` how many trials would be needed."""
+    texts = []
+    for row in claims.to_dict("records"):
         text, loss = str(row["settle"]), str(row["loss"])
         if text:
-            named = {c.name: c for c in table.spaces[loss].claims}
-            count = len(_points(table, models, loss, named[str(row["claim"])], most_seeds))
-            text += f" {count} trials." if count else ""
-        words.append(text)
-    return judged.assign(settle=words)
+            by_name = {c.name: c for c in table.spaces[loss].claims}
+            claim = by_name[str(row["claim"])]
+            count = len(_settling_points(table, models, loss, claim, max_seeds))
+            if count:
+                text = f"{text.rstrip('.')} ({count} trials)."
+        texts.append(text)
+    return claims.assign(settle=texts)
 
 
-def _points(
-    table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: Claim, most: int
+def _settling_points(
+    table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: PaperClaim, max_seeds: int
 ) -> list[dict[str, Any]]:
     test = claim.test
     if isinstance(test, BetterLoss | FasterLoss | CostRatio | HigherMetric):
-        other = claims.host_of(loss) if test.other == "HOST" else test.other
+        other = judge.host_loss_name(loss) if test.other == "HOST" else test.other
         if other not in table.spaces:
             return []
-        seeds = _confirm_seeds(table, loss, other, most)
-        return [r for name in (loss, other) for r in _confirm(table, name, seeds, claim)]
-    return _sweep(table, models, loss, claim, most)
+        seeds = _choose_confirmation_seeds(table, loss, other, max_seeds)
+        return [
+            r for name in (loss, other) for r in _confirmation_points(table, name, seeds, claim)
+        ]
+    return _sweep_points(table, models, loss, claim, max_seeds)
 
 
-def _sweep(
-    table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: Claim, most: int
+def _sweep_points(
+    table: TrialTable, models: Mapping[str, LossModel], loss: str, claim: PaperClaim, max_seeds: int
 ) -> list[dict[str, Any]]:
-    """Values that the claim speaks of, around the best point, as many seeds as they lack."""
+    """Return the claimed values around the best point, with the seeds that they lack."""
     test, space = claim.test, table.spaces[loss]
     assert isinstance(test, StableRange | GoodValue | BetterValue | Sensitive)
-    base = anchor_values(table, loss, "incumbent")
-    if test.knob not in space.searched or base is None:
+    base = get_anchor_params(table, loss, "incumbent")
+    if test.knob not in space.searched_params or base is None:
         return []
     distribution = space.distributions[test.knob]
     sides = (test.better, test.worse) if isinstance(test, BetterValue) else ()
-    grids = [side_grid(distribution, test.knob, side) for side in sides]
+    grids = [build_side_grid(distribution, test.knob, side) for side in sides]
     if not isinstance(test, BetterValue):
-        grids = [claimed_grid(distribution, test)]
-    wanted = _wanted(distribution, test)
-    if not wanted or any(isinstance(grid, str) for grid in grids):
-        return []  # what was not searched no sweep of this study reaches
-    values = _distinct([base[test.knob], *wanted], distribution)
-    have = _measured_seeds(table, loss, test.knob, base, values)
-    # A sweep that is all there and still leaves the claim open gets more seeds, within reason.
-    enough = max(_sweep_seeds(models[loss].tolerance, table, loss, most), min(have) + 3)
+        grids = [build_claimed_grid(distribution, test)]
+    claimed = _claimed_values(distribution, test)
+    if not claimed or any(isinstance(grid, str) for grid in grids):
+        return []  # values outside the searched range cannot be swept in this study
+    values = _drop_duplicate_values([base[test.knob], *claimed], distribution)
+    measured = _count_measured_seeds(table, loss, test.knob, base, values)
+    # A complete sweep that still leaves the claim open gets more seeds, up to `max_seeds`.
+    enough = max(
+        _required_sweep_seeds(models[loss].tolerance, table, loss, max_seeds), min(measured) + 3
+    )
     return [
         {
             "loss": loss,
@@ -130,42 +140,42 @@ def _sweep(
             "swept": test.knob,
             "seed": seed,
             "why": f"{loss}: {claim.name}",
-            **{KNOB + k: (value if k == test.knob else base[k]) for k in base},
+            **{PARAM_PREFIX + k: (value if k == test.knob else base[k]) for k in base},
         }
-        for value, there in zip(values, have, strict=True)
-        for seed in range(there, min(enough, most))
+        for value, n_seeds in zip(values, measured, strict=True)
+        for seed in range(n_seeds, min(enough, max_seeds))
     ]
 
 
-def _measured_seeds(
-    table: TrialTable, loss: str, knob: str, base: Mapping[str, Any], values: list[Any]
+def _count_measured_seeds(
+    table: TrialTable, loss: str, param: str, base: Mapping[str, Any], values: list[Any]
 ) -> list[int]:
-    """How many seeds a sweep of the knob around the point has at each value already."""
+    """Return how many seeds sweeps around the point have at each value already."""
     distributions = table.spaces[loss].distributions
     names, ranges = list(distributions), list(distributions.values())
-    there = [
-        (point_position({**sweep.base, knob: value}, names, ranges), len(by_seed))
-        for sweep in measured(table, loss)
-        if sweep.knob == knob and "incumbent" in sweep.anchor
+    measured = [
+        (point_to_unit_cube({**sweep.base_params, param: value}, names, ranges), len(by_seed))
+        for sweep in collect_sweeps(table, loss)
+        if sweep.param == param and "incumbent" in sweep.anchor
         for value, by_seed in zip(sweep.values, sweep.scores, strict=True)
     ]
-    wanted = [point_position({**base, knob: value}, names, ranges) for value in values]
-    return [max((n for at, n in there if np.allclose(at, here)), default=0) for here in wanted]
+    points = [point_to_unit_cube({**base, param: value}, names, ranges) for value in values]
+    return [max((n for at, n in measured if np.allclose(at, point)), default=0) for point in points]
 
 
-def _wanted(
+def _claimed_values(
     distribution: BaseDistribution, test: StableRange | GoodValue | BetterValue | Sensitive
 ) -> list[Any]:
-    """Values of the knob that the claim is about; empty when none of them was searched."""
+    """Return the values that the claim is about; empty if none was searched."""
     if isinstance(test, GoodValue):
         return [test.value]
     if isinstance(test, BetterValue):
         sides = (test.better, test.worse)
-        return [v for side in sides for v in _side(distribution, side)]
+        return [v for side in sides for v in _side_values(distribution, side)]
     if isinstance(test, StableRange):
         if isinstance(distribution, CategoricalDistribution):
-            # The choices beside the range too: within it they must not cost more than these.
-            inside = choices_within(distribution, test.low, test.high)
+            # All choices: those in the range must not cost more than those outside.
+            inside = find_choices_within(distribution, test.low, test.high)
             return list(distribution.choices) if inside else []
         ends = [float(distribution.low), float(distribution.high)]  # type: ignore[attr-defined]
         low = ends[0] if test.low is None else max(test.low, ends[0])
@@ -174,22 +184,24 @@ def _wanted(
             return []
         first, last = (float(u) for u in to_unit(distribution, [low, high]))
         return [from_unit(distribution, p) for p in np.linspace(first, last, 5)]
-    levels = unit_levels(distribution, most=9)
-    places = np.linspace(0.0, 1.0, 7) if levels is None else levels
-    return [from_unit(distribution, p) for p in places]
+    levels = get_unit_levels(distribution, max_levels=9)
+    positions = np.linspace(0.0, 1.0, 7) if levels is None else levels
+    return [from_unit(distribution, p) for p in positions]
 
 
-def _side(distribution: BaseDistribution, side: float | str | tuple[float, float]) -> list[Any]:
-    """Values of one side of a comparison: the value, or some of its range."""
+def _side_values(
+    distribution: BaseDistribution, side: float | str | tuple[float, float]
+) -> list[Any]:
+    """Return the values of one side of a comparison: the value, or some of its range."""
     if not isinstance(side, tuple):
         return [side]
     if isinstance(distribution, CategoricalDistribution):
-        return choices_within(distribution, *side)
+        return find_choices_within(distribution, *side)
     return list(np.linspace(*side, 3))
 
 
-def _distinct(values: list[Any], distribution: Any) -> list[Any]:
-    """Values that can be drawn, once each, snapped to the knob's steps."""
+def _drop_duplicate_values(values: list[Any], distribution: Any) -> list[Any]:
+    """Return the values in range, snapped to the steps of the distribution, without duplicates."""
     out: list[Any] = []
     for value in values:
         if not in_range(distribution, value):
@@ -204,29 +216,33 @@ def _distinct(values: list[Any], distribution: Any) -> list[Any]:
     return out
 
 
-def _sweep_seeds(tolerance: float, table: TrialTable, loss: str, most: int) -> int:
-    """Seeds after which a sweep that is truly flat would be called so; 3 at least."""
-    sigma = seed_noise(table, loss).sigma
+def _required_sweep_seeds(tolerance: float, table: TrialTable, loss: str, max_seeds: int) -> int:
+    """Return the seeds after which a truly flat sweep would be judged flat; at least 3."""
+    sigma = estimate_seed_noise(table, loss).sigma
     if not (np.isfinite(sigma) and np.isfinite(tolerance) and tolerance > 0):
         return 3
-    return int(np.clip(math.ceil(FLAT * (sigma / tolerance) ** 2), 3, most))
+    return int(np.clip(math.ceil(SEEDS_TO_SHOW_FLATNESS * (sigma / tolerance) ** 2), 3, max_seeds))
 
 
-def _confirm_seeds(table: TrialTable, loss: str, other: str, most: int) -> list[int]:
-    """Fresh seeds: as many as the difference seen so far needs at 95 %, three when unknown."""
-    a, b = confirmed_scores(table, loss), confirmed_scores(table, other)
-    sigma = seed_noise(table).sigma
+def _choose_confirmation_seeds(
+    table: TrialTable, loss: str, other: str, max_seeds: int
+) -> list[int]:
+    """Return fresh seeds: as many as the current difference needs at 95 %, at least three."""
+    a, b = get_confirmed_scores(table, loss), get_confirmed_scores(table, other)
+    sigma = estimate_seed_noise(table).sigma
     needed = 5
     if len(a) and len(b) and np.isfinite(sigma):
         gap = max(abs(float(a.mean() - b.mean())), 1e-9)
         needed = math.ceil(2 * (1.96 * sigma / gap) ** 2) + 2 - min(len(a), len(b))
     used = [int(s) for s in table.trials.loc[table.trials["split"] == "test", "seed"]]
     first = max(used, default=999) + 1
-    return list(range(first, first + int(np.clip(needed, 3, most))))
+    return list(range(first, first + int(np.clip(needed, 3, max_seeds))))
 
 
-def _confirm(table: TrialTable, loss: str, seeds: list[int], claim: Claim) -> list[dict[str, Any]]:
-    base = anchor_values(table, loss, "incumbent")
+def _confirmation_points(
+    table: TrialTable, loss: str, seeds: list[int], claim: PaperClaim
+) -> list[dict[str, Any]]:
+    base = get_anchor_params(table, loss, "incumbent")
     if base is None:
         return []
     return [
@@ -237,7 +253,7 @@ def _confirm(table: TrialTable, loss: str, seeds: list[int], claim: Claim) -> li
             "swept": "",
             "seed": seed,
             "why": f"{loss}: {claim.name}",
-            **{KNOB + k: v for k, v in base.items()},
+            **{PARAM_PREFIX + k: v for k, v in base.items()},
         }
         for seed in seeds
     ]

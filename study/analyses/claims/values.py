@@ -1,4 +1,4 @@
-"""Which values of a knob does a claim speak of?"""
+"""Which values of a hyperparameter is a claim about?"""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from search_spaces.claims import BetterValue, GoodValue, Sensitive, StableRange
-from search_spaces.scale import to_unit
 from search_spaces.space import in_range
-from study.analyses.samples import Array, unit_levels
+from search_spaces.unit_scale import to_unit
+from study.analyses.surrogate.observations import FloatArray, get_unit_levels
 
-KnobTest = StableRange | GoodValue | BetterValue | Sensitive
-Side = float | str | tuple[float, float]
-"""A value of a knob, or a range of a numeric one."""
+ParamTest = StableRange | GoodValue | BetterValue | Sensitive
+ComparisonSide = float | str | tuple[float, float]
+"""A value of a hyperparameter, or a range of a numeric one."""
 
 
-def range_grid(
-    distribution: BaseDistribution, knob: str, low: float | None, high: float | None
-) -> Array | str:
-    """Positions over the searched part of a claimed range, or why there are none."""
+def build_range_grid(
+    distribution: BaseDistribution, param: str, low: float | None, high: float | None
+) -> FloatArray | str:
+    """Return positions over the searched part of a claimed range, or why there are none."""
     if isinstance(distribution, CategoricalDistribution):
-        within = choices_within(distribution, low, high)
-        return to_unit(distribution, within) if within else f"No choice of {knob} is in the range."
+        within = find_choices_within(distribution, low, high)
+        if not within:
+            return f"No choice of {param} lies in the claimed range."
+        return to_unit(distribution, within)
     bounds = float(distribution.low), float(distribution.high)  # type: ignore[attr-defined]
-    wanted = bounds[0] if low is None else low, bounds[1] if high is None else high
-    inside = max(wanted[0], bounds[0]), min(wanted[1], bounds[1])
+    claimed = bounds[0] if low is None else low, bounds[1] if high is None else high
+    inside = max(claimed[0], bounds[0]), min(claimed[1], bounds[1])
     if inside[0] > inside[1]:
-        return f"The study searched {knob} only in {bounds[0]:g}–{bounds[1]:g}."
+        return f"The study searched {param} only in {bounds[0]:g}–{bounds[1]:g}."
     ends = to_unit(distribution, inside)
     log = bool(getattr(distribution, "log", False))
-    whole = to_unit(distribution, wanted) if min(wanted) > 0 or not log else ends
-    if (ends[1] - ends[0]) < 0.5 * (whole[1] - whole[0]):
-        return f"Less than half of the claimed range of {knob} was searched."
+    claimed_ends = to_unit(distribution, claimed) if min(claimed) > 0 or not log else ends
+    if (ends[1] - ends[0]) < 0.5 * (claimed_ends[1] - claimed_ends[0]):
+        return f"Less than half of the claimed range of {param} was searched."
     return np.linspace(float(ends[0]), float(ends[1]), 9)
 
 
-def choices_within(
+def find_choices_within(
     distribution: CategoricalDistribution, low: float | None, high: float | None
 ) -> list[float]:
-    """The numbers among the choices that a range holds (None: open to that side)."""
+    """Return the numeric choices within a range (None: unbounded on that side)."""
     return [
         c
         for c in distribution.choices
@@ -49,48 +51,54 @@ def choices_within(
     ]
 
 
-def place(distribution: BaseDistribution, knob: str, value: float | str) -> Array | str:
-    """Position of one claimed value, or why it has none."""
+def build_value_grid(
+    distribution: BaseDistribution, param: str, value: float | str
+) -> FloatArray | str:
+    """Return the position of one claimed value, or why it has none."""
     if not in_range(distribution, value):
-        return f"{knob} = {value} is outside what was searched."
+        return f"{param} = {value} is outside the searched range."
     return to_unit(distribution, [value])
 
 
-def side_grid(distribution: BaseDistribution, knob: str, side: Side) -> Array | str:
-    """Positions of one side of a comparison."""
+def build_side_grid(
+    distribution: BaseDistribution, param: str, side: ComparisonSide
+) -> FloatArray | str:
+    """Return the positions of one side of a comparison, or why it has none."""
     if isinstance(side, tuple):
-        return range_grid(distribution, knob, *side)
-    return place(distribution, knob, side)
+        return build_range_grid(distribution, param, *side)
+    return build_value_grid(distribution, param, side)
 
 
-def words(side: Side) -> str:
-    """A side of a comparison for people."""
+def format_side(side: ComparisonSide) -> str:
+    """Format one side of a comparison for display."""
     return f"{side[0]:g}–{side[1]:g}" if isinstance(side, tuple) else str(side)
 
 
-def claimed_grid(
+def build_claimed_grid(
     distribution: BaseDistribution, test: StableRange | GoodValue | Sensitive
-) -> Array | str:
-    """Positions of all that the claim speaks of, or why there are none."""
+) -> FloatArray | str:
+    """Return the positions of all values that the claim is about, or why there are none."""
     match test:
         case StableRange():
-            return range_grid(distribution, test.knob, test.low, test.high)
+            return build_range_grid(distribution, test.knob, test.low, test.high)
         case GoodValue():
-            return place(distribution, test.knob, test.value)
+            return build_value_grid(distribution, test.knob, test.value)
         case Sensitive():
-            return whole_grid(distribution)
+            return build_full_grid(distribution)
 
 
-def whole_grid(distribution: BaseDistribution) -> Array:
-    """Positions over all that was searched."""
-    levels = unit_levels(distribution, most=9)
+def build_full_grid(distribution: BaseDistribution) -> FloatArray:
+    """Return positions over the complete searched range."""
+    levels = get_unit_levels(distribution, max_levels=9)
     return np.linspace(0.0, 1.0, 9) if levels is None else levels
 
 
-def within(distribution: BaseDistribution, units: Array, grid: Array) -> np.ndarray:
-    """Which positions a claim speaks of, given its grid."""
+def mask_claimed_positions(
+    distribution: BaseDistribution, units: FloatArray, grid: FloatArray
+) -> np.ndarray:
+    """Return which positions the claim is about, given its grid."""
     if isinstance(distribution, CategoricalDistribution):
         return np.asarray((np.abs(units[:, None] - grid[None, :]) < 1e-9).any(axis=1))
-    # A value of its own is hit by what is as good as it; an end of a range is sharp.
+    # A single value matches what is close to it; the ends of a range are exact.
     slack = 0.02 if len(grid) == 1 else 1e-6
     return np.asarray((units >= grid.min() - slack) & (units <= grid.max() + slack))

@@ -1,4 +1,4 @@
-"""Where does a trial lie for a model: which columns, and on which side of a cliff?"""
+"""Input encoding: how hyperparameters, epoch and jump become the columns of a model."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ from dataclasses import dataclass
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from study.analyses.samples import Array
+from study.analyses.surrogate.observations import FloatArray
 
 
 @dataclass(frozen=True)
-class Cliff:
-    """A place on one knob's scale where the response jumps: training fails beyond it."""
+class ResponseDiscontinuity:
+    """A position on the scale of one hyperparameter at which the response jumps.
 
-    knob: int
-    place: float
+    Args:
+        param: Index of the hyperparameter.
+        position: Position in the unit interval.
+    """
+
+    param: int
+    position: float
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """Columns of a model: numbers as they are, a choice as one column per value.
+class InputEncoding:
+    """Columns of a model: numeric hyperparameters as they are, choices one-hot.
 
-    Columns share a length scale in groups: one per knob, one for log(epoch), and with a cliff one
-    more for the side of it.
+    Columns share a length scale in groups: one group per hyperparameter, one for log(epoch) and,
+    with a jump, one for the side of the jump.
     """
 
     columns: tuple[int, ...]
     levels: tuple[float | None, ...]
-    knobs: int
-    cliff: Cliff | None = None
+    n_params: int
+    jump: ResponseDiscontinuity | None = None
 
     @classmethod
-    def of(cls, distributions: Sequence[BaseDistribution], cliff: Cliff | None = None) -> Encoding:
-        """The columns of knobs with these ranges."""
+    def from_distributions(
+        cls, distributions: Sequence[BaseDistribution], jump: ResponseDiscontinuity | None = None
+    ) -> InputEncoding:
+        """Return the encoding of hyperparameters with these distributions."""
         columns: list[int] = []
         levels: list[float | None] = []
         for j, d in enumerate(distributions):
@@ -45,31 +52,31 @@ class Encoding:
             else:
                 columns.append(j)
                 levels.append(None)
-        return cls(tuple(columns), tuple(levels), len(distributions), cliff)
+        return cls(tuple(columns), tuple(levels), len(distributions), jump)
 
-    def __call__(self, units: Array, epochs: Array, full: float) -> Array:
-        """Inputs, rows x columns: the knobs, log(epoch / full), and the side of the cliff."""
+    def __call__(self, units: FloatArray, epochs: FloatArray, full: float) -> FloatArray:
+        """Return inputs, rows x columns: hyperparameters, log(epoch / full), side of the jump."""
         out = [
             units[:, j] if level is None else (np.abs(units[:, j] - level) < 1e-9) * np.sqrt(0.5)
             for j, level in zip(self.columns, self.levels, strict=True)
         ]
-        # log(full) maps to 0; one unit of length is a factor e^2.5 of training.
+        # The last epoch maps to 0; a distance of one is a factor of e^2.5 in training length.
         out.append(np.log(np.maximum(epochs, 0.5) / full) / 2.5)
-        if self.cliff is not None:
-            out.append((units[:, self.cliff.knob] > self.cliff.place).astype(np.float64))
+        if self.jump is not None:
+            out.append((units[:, self.jump.param] > self.jump.position).astype(np.float64))
         return np.stack(out, axis=1)
 
     @property
-    def groups(self) -> int:
-        """How many length scales there are."""
-        return self.knobs + (1 if self.cliff is None else 2)
+    def n_groups(self) -> int:
+        """Number of length scales."""
+        return self.n_params + (1 if self.jump is None else 2)
 
     @property
-    def group_of(self) -> np.ndarray:
+    def column_groups(self) -> np.ndarray:
         """Length-scale group of each column."""
-        rest = range(self.knobs, self.groups)
+        rest = range(self.n_params, self.n_groups)
         return np.array([*self.columns, *rest], dtype=np.int64)
 
-    def columns_of(self, group: int) -> np.ndarray:
-        """Columns of one length-scale group."""
-        return np.flatnonzero(self.group_of == group)
+    def columns_in_group(self, group: int) -> np.ndarray:
+        """Return the columns of one length-scale group."""
+        return np.flatnonzero(self.column_groups == group)

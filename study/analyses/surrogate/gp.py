@@ -1,11 +1,11 @@
-"""A Gaussian process over knobs and epoch, and functions drawn from its posterior.
+"""Gaussian process over hyperparameters and epoch, and functions drawn from its posterior.
 
-One length per knob and one for log(epoch) on the sampling scale in a sum of one-dimensional terms,
-and others in one term over all inputs together, so that knobs which act alone are not taken to
-interact for want of data. A choice is one-hot with one length. Noise has two parts:
-what a seed does to a whole trial, and what is left at an epoch. Draws use pathwise conditioning
-(Wilson et al., ICML 2020): each is a function that can be evaluated anywhere, so every analysis
-looks at the same ones.
+The kernel is a sum of one-dimensional terms, with one length scale per hyperparameter and one for
+log(epoch), and of one joint term over all inputs with length scales of its own, so that sparse data
+do not suggest interactions between hyperparameters that act alone. Choices are one-hot with one
+length scale. Noise has two parts: what the seed does to a trial as a unit, and what remains at a
+single epoch. Draws use pathwise conditioning (Wilson et al., ICML 2020): each is a function that
+can be evaluated anywhere, so that all analyses evaluate the same functions.
 """
 
 from __future__ import annotations
@@ -17,224 +17,314 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
-from study.analyses import cliff
-from study.analyses.encoding import Encoding
-from study.analyses.evidence import JITTER, Evidence, Fitted, best_shape
-from study.analyses.kernel import Waves, correlation, squared_distances
-from study.analyses.samples import Array, Samples, unit_levels
-from study.analyses.warp import Standard
+from study.analyses.surrogate import discontinuity
+from study.analyses.surrogate.encoding import InputEncoding
+from study.analyses.surrogate.hyperparameters import (
+    COVARIANCE_JITTER,
+    GPHyperparameters,
+    NegativeLogPosterior,
+    fit_best_smoothness,
+)
+from study.analyses.surrogate.kernel import (
+    FourierFeatures,
+    compute_squared_distances,
+    evaluate_kernel,
+)
+from study.analyses.surrogate.observations import FloatArray, LossObservations, get_unit_levels
+from study.analyses.surrogate.score_transform import ScoreTransform
 
-_FEATURES = 448
-_ALONE_FEATURES = 64
-_TABLE = 129
+_N_JOINT_FEATURES = 448
+_N_ADDITIVE_FEATURES = 64
+_TERM_TABLE_SIZE = 129
 
 
-def learn(
-    samples: Samples,
-    standard: Standard,
+def fit_gp(
+    observations: LossObservations,
+    transform: ScoreTransform,
     *,
     seed: int,
-    like: Fitted | None = None,
-    most: int = 180,
+    other_fit: GPHyperparameters | None = None,
+    max_rows: int = 180,
     steps: int = 50,
-) -> Fitted:
-    """Smoothness, hyperparameters and perhaps a cliff of highest posterior.
+) -> GPHyperparameters:
+    """Return the kernel, hyperparameters and possibly a jump of highest posterior.
 
-    `like` is a fit on another scale of the score, to start from.
+    Args:
+        other_fit: Hyperparameters fitted to another scale of the score, used as the start.
     """
-    evidence = Evidence(samples, standard, most=most, seed=seed)
-    starts = [evidence.prior_mean]
-    if like is None:
-        # A second start, with short lengths and little noise, for wiggly responses.
-        wiggly = evidence.prior_mean.copy()
-        wiggly[: len(samples.knobs)] -= 1.0
-        wiggly[-1] -= 2.0
-        starts.append(wiggly)
-    elif like.cliff is None:
-        starts = [like.theta]
-    lowest, fitted = best_shape(evidence, starts, steps=steps)
-    found = cliff.find(samples, standard, fitted, lowest=lowest, most=most, seed=seed)
-    # Two sides that meet are a kink, which is no cliff.
-    if found is None or _height(Posterior(samples, found, standard)) < cliff.LEAST_HEIGHT:
-        return fitted
-    return found
-
-
-def relearn(
-    samples: Samples, standard: Standard, start: Fitted, *, seed: int, most: int, steps: int
-) -> Fitted:
-    """The hyperparameters on other rows, from a start; shape and knob of the cliff are kept."""
-    evidence = Evidence(
-        samples, standard, smoothness=start.smoothness, cliff=start.cliff, most=most, seed=seed
+    objective = NegativeLogPosterior(observations, transform, max_rows=max_rows, seed=seed)
+    starts = [objective.prior_mean]
+    if other_fit is None:
+        # A second start, with short length scales and little noise, for rough responses.
+        rough_start = objective.prior_mean.copy()
+        rough_start[: len(observations.params)] -= 1.0
+        rough_start[-1] -= 2.0
+        starts.append(rough_start)
+    elif other_fit.jump is None:
+        starts = [other_fit.theta]
+    lowest, hyperparameters = fit_best_smoothness(objective, starts, steps=steps)
+    with_jump = discontinuity.find_discontinuity(
+        observations, transform, hyperparameters, lowest=lowest, max_rows=max_rows, seed=seed
     )
-    return Fitted(evidence.maximise(start.theta, steps)[1], start.smoothness, start.cliff)
+    # Two sides of the same height are a kink, not a jump.
+    if (
+        with_jump is None
+        or _jump_height(GPPosterior(observations, with_jump, transform))
+        < discontinuity.MIN_JUMP_HEIGHT_SD
+    ):
+        return hyperparameters
+    return with_jump
 
 
-def _height(posterior: Posterior) -> float:
-    """How far apart the two sides of the cliff are, in standard deviations of the scores."""
-    samples, at = posterior.samples, posterior.fitted.cliff
+def refit_gp(
+    observations: LossObservations,
+    transform: ScoreTransform,
+    start: GPHyperparameters,
+    *,
+    seed: int,
+    max_rows: int,
+    steps: int,
+) -> GPHyperparameters:
+    """Fit the hyperparameters to other rows from a start; the kernel and the jump are kept."""
+    objective = NegativeLogPosterior(
+        observations,
+        transform,
+        smoothness=start.smoothness,
+        jump=start.jump,
+        max_rows=max_rows,
+        seed=seed,
+    )
+    return GPHyperparameters(
+        objective.minimise_from(start.theta, steps)[1], start.smoothness, start.jump
+    )
+
+
+def _jump_height(posterior: GPPosterior) -> float:
+    """Return how far apart the two sides of the jump are, in standard deviations of the scores."""
+    observations, at = posterior.observations, posterior.hyperparameters.jump
     assert at is not None
-    units = np.unique(samples.units, axis=0)
-    epochs = np.full(len(units), samples.full_epochs)
+    units = np.unique(observations.units, axis=0)
+    epochs = np.full(len(units), observations.full_epochs)
     sides = []
     for step in (-1e-6, 1e-6):
-        units[:, at.knob] = at.place + step
+        units[:, at.param] = at.position + step
         sides.append(float(posterior.predict(units, epochs)[0].mean()))
     return abs(sides[1] - sides[0])
 
 
-class Posterior:
+class GPPosterior:
     """The process conditioned on all rows, for one set of hyperparameters."""
 
-    def __init__(self, samples: Samples, fitted: Fitted, standard: Standard) -> None:
-        self.samples, self.fitted, self.standard = samples, fitted, standard
-        self.encoding = Encoding.of(samples.distributions, fitted.cliff)
-        self.inputs = self.raw(samples.units, samples.epochs)
-        self.lengths = fitted.lengths[self.encoding.group_of]
-        self.joint_lengths = fitted.joint_lengths[self.encoding.group_of]
-        covariance = self.cross(self.inputs)
-        covariance += fitted.trial * (samples.trial[:, None] == samples.trial[None, :])
-        covariance.flat[:: len(samples) + 1] += fitted.noise + JITTER
+    def __init__(
+        self,
+        observations: LossObservations,
+        hyperparameters: GPHyperparameters,
+        transform: ScoreTransform,
+    ) -> None:
+        self.observations, self.hyperparameters, self.score_transform = (
+            observations,
+            hyperparameters,
+            transform,
+        )
+        self.encoding = InputEncoding.from_distributions(
+            observations.distributions, hyperparameters.jump
+        )
+        self.inputs = self.encode_inputs(observations.units, observations.epochs)
+        self.length_scales = hyperparameters.length_scales[self.encoding.column_groups]
+        self.joint_length_scales = hyperparameters.joint_length_scales[self.encoding.column_groups]
+        covariance = self.cross_covariance(self.inputs)
+        covariance += hyperparameters.trial_variance * (
+            observations.trial[:, None] == observations.trial[None, :]
+        )
+        covariance.flat[:: len(observations) + 1] += (
+            hyperparameters.noise_variance + COVARIANCE_JITTER
+        )
         self.factor = cholesky(covariance, lower=True, check_finite=False)
-        self.y = standard.latent(samples.scores)
+        self.y = transform.to_latent(observations.scores)
         self.alpha = cho_solve((self.factor, True), self.y, check_finite=False)
 
-    def raw(self, units: Array, epochs: Array) -> Array:
-        """Inputs of the process."""
-        return self.encoding(units, epochs, self.samples.full_epochs)
+    def encode_inputs(self, units: FloatArray, epochs: FloatArray) -> FloatArray:
+        """Return the inputs of the process."""
+        return self.encoding(units, epochs, self.observations.full_epochs)
 
-    def alone(self, inputs: Array, group: int) -> Array:
-        """One-dimensional term between inputs and data."""
-        columns = self.encoding.columns_of(group)
-        lengths = self.lengths[columns]
-        r2 = squared_distances(inputs[:, columns] / lengths, self.inputs[:, columns] / lengths)
-        return self.fitted.alone * correlation(r2, self.fitted.smoothness)
+    def additive_covariance(self, inputs: FloatArray, group: int) -> FloatArray:
+        """Return the covariance between inputs and data by one one-dimensional term."""
+        columns = self.encoding.columns_in_group(group)
+        lengths = self.length_scales[columns]
+        r2 = compute_squared_distances(
+            inputs[:, columns] / lengths, self.inputs[:, columns] / lengths
+        )
+        return self.hyperparameters.additive_variance * evaluate_kernel(
+            r2, self.hyperparameters.smoothness
+        )
 
-    def cross(self, inputs: Array) -> Array:
-        """Covariance between inputs and data; the 1 is an unknown level."""
-        r2 = squared_distances(inputs / self.joint_lengths, self.inputs / self.joint_lengths)
-        total = self.fitted.joint * correlation(r2, self.fitted.smoothness) + 1.0
-        for group in range(self.encoding.groups):
-            total += self.alone(inputs, group)
+    def cross_covariance(self, inputs: FloatArray) -> FloatArray:
+        """Return the covariance between inputs and data; 1 is the variance of an unknown level."""
+        r2 = compute_squared_distances(
+            inputs / self.joint_length_scales, self.inputs / self.joint_length_scales
+        )
+        total = (
+            self.hyperparameters.joint_variance
+            * evaluate_kernel(r2, self.hyperparameters.smoothness)
+            + 1.0
+        )
+        for group in range(self.encoding.n_groups):
+            total += self.additive_covariance(inputs, group)
         return total
 
-    def predict(self, units: Array, epochs: Array) -> tuple[Array, Array]:
-        """Latent mean and deviation of a new trial's score, seed and epoch noise included."""
-        cross = self.cross(self.raw(units, epochs))
-        fitted = self.fitted
+    def predict(self, units: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return latent mean and deviation of a new trial's score, with seed and epoch noise."""
+        cross = self.cross_covariance(self.encode_inputs(units, epochs))
+        hyperparameters = self.hyperparameters
         back = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
-        prior = fitted.joint + fitted.alone * fitted.groups + 1.0
-        variance = prior - (back * back).sum(0) + fitted.trial + fitted.noise
+        prior = (
+            hyperparameters.joint_variance
+            + hyperparameters.additive_variance * hyperparameters.n_groups
+            + 1.0
+        )
+        variance = (
+            prior
+            - (back * back).sum(0)
+            + hyperparameters.trial_variance
+            + hyperparameters.noise_variance
+        )
         return np.asarray(cross @ self.alpha), np.sqrt(np.maximum(variance, 1e-12))
 
     @property
-    def noise(self) -> float:
-        """Spread of repeated good trials at one point, in units of the score."""
-        good = float(np.quantile(self.samples.scores, 0.9))
-        spread = np.sqrt(self.fitted.trial + self.fitted.noise)
-        return float(spread / self.standard.slope(good))
+    def noise_sd(self) -> float:
+        """Standard deviation of repeated good trials at one point, in units of the score."""
+        good = float(np.quantile(self.observations.scores, 0.9))
+        spread = np.sqrt(self.hyperparameters.trial_variance + self.hyperparameters.noise_variance)
+        return float(spread / self.score_transform.latent_slope(good))
 
-    def paths(self, count: int, seed: int) -> Paths:
-        """`count` functions from the posterior."""
+    def draw_sample_paths(self, count: int, seed: int) -> SamplePaths:
+        """Draw `count` functions from the posterior."""
         rng = np.random.default_rng(seed)
-        fitted = self.fitted
+        hyperparameters = self.hyperparameters
         offset = rng.standard_normal(count)
-        joint = self._waves(rng, self.inputs.shape[1], _FEATURES, count, fitted.joint)
+        joint = self._draw_features(
+            rng, self.inputs.shape[1], _N_JOINT_FEATURES, count, hyperparameters.joint_variance
+        )
         alone = [
-            self._waves(rng, len(self.encoding.columns_of(g)), _ALONE_FEATURES, count, fitted.alone)
-            for g in range(fitted.groups)
+            self._draw_features(
+                rng,
+                len(self.encoding.columns_in_group(g)),
+                _N_ADDITIVE_FEATURES,
+                count,
+                hyperparameters.additive_variance,
+            )
+            for g in range(hyperparameters.n_groups)
         ]
-        prior = joint(self.inputs / self.joint_lengths) + offset
+        prior = joint(self.inputs / self.joint_length_scales) + offset
         for g, waves in enumerate(alone):
-            prior += self._part(waves, self.inputs, g)
-        codes = np.unique(self.samples.trial, return_inverse=True)[1]
-        shocks = np.sqrt(fitted.trial) * rng.standard_normal((codes.max() + 1, count))[codes]
-        shocks += np.sqrt(fitted.noise) * rng.standard_normal((len(self.y), count))
+            prior += self._evaluate_prior_term(waves, self.inputs, g)
+        codes = np.unique(self.observations.trial, return_inverse=True)[1]
+        shocks = (
+            np.sqrt(hyperparameters.trial_variance)
+            * rng.standard_normal((codes.max() + 1, count))[codes]
+        )
+        shocks += np.sqrt(hyperparameters.noise_variance) * rng.standard_normal(
+            (len(self.y), count)
+        )
         gap = self.y[:, None] - prior - shocks
         update = cho_solve((self.factor, True), gap, check_finite=False)
-        tables = [self._table(g, alone[g], update) for g in range(fitted.groups)]
-        # The epoch is the last one wherever paths are read: its term is a number.
-        d = len(self.samples.knobs)
+        tables = [self._tabulate_term(g, alone[g], update) for g in range(hyperparameters.n_groups)]
+        # Paths are evaluated at the last epoch only, so the epoch's term is a constant.
+        d = len(self.observations.params)
         level = offset + update.sum(axis=0) + tables[d][0]
-        sides = tables[d + 1] if fitted.cliff else None
-        return Paths(self, joint, tuple(tables[:d]), sides, level, update)
+        sides = tables[d + 1] if hyperparameters.jump else None
+        return SamplePaths(self, joint, tuple(tables[:d]), sides, level, update)
 
-    def _waves(
+    def _draw_features(
         self, rng: np.random.Generator, width: int, features: int, count: int, variance: float
-    ) -> Waves:
-        return Waves.draw(
+    ) -> FourierFeatures:
+        return FourierFeatures.draw_prior_functions(
             rng,
-            self.fitted.smoothness,
+            self.hyperparameters.smoothness,
             width=width,
             features=features,
             count=count,
             variance=variance,
         )
 
-    def _table(self, group: int, waves: Waves, update: Array) -> Array:
-        """A one-dimensional term of every draw: along a knob, at the last epoch, on both sides."""
-        d = len(self.samples.knobs)
-        knob, grid = group, np.zeros(1)
-        if group < d:
-            levels = unit_levels(self.samples.distributions[group])
-            grid = np.linspace(0.0, 1.0, _TABLE) if levels is None else levels
-        elif group > d:
-            assert self.fitted.cliff is not None
-            knob, grid = self.fitted.cliff.knob, np.array([-1.0, 2.0])
-        units = np.full((len(grid), d), 0.5)
-        if knob < d:
-            units[:, knob] = grid
-        inputs = self.raw(units, np.full(len(units), self.samples.full_epochs))
-        return np.asarray(self._part(waves, inputs, group) + self.alone(inputs, group) @ update)
+    def _tabulate_term(self, group: int, waves: FourierFeatures, update: FloatArray) -> FloatArray:
+        """Tabulate a one-dimensional term of every draw.
 
-    def _part(self, waves: Waves, inputs: Array, group: int) -> Array:
-        """A one-dimensional term's functions from the prior."""
-        columns = self.encoding.columns_of(group)
-        return waves(inputs[:, columns] / self.lengths[columns])
+        The grid runs along a hyperparameter, or is the last epoch, or the two sides of the jump.
+        """
+        d = len(self.observations.params)
+        param, grid = group, np.zeros(1)
+        if group < d:
+            levels = get_unit_levels(self.observations.distributions[group])
+            grid = np.linspace(0.0, 1.0, _TERM_TABLE_SIZE) if levels is None else levels
+        elif group > d:
+            assert self.hyperparameters.jump is not None
+            param, grid = self.hyperparameters.jump.param, np.array([-1.0, 2.0])
+        units = np.full((len(grid), d), 0.5)
+        if param < d:
+            units[:, param] = grid
+        inputs = self.encode_inputs(units, np.full(len(units), self.observations.full_epochs))
+        return np.asarray(
+            self._evaluate_prior_term(waves, inputs, group)
+            + self.additive_covariance(inputs, group) @ update
+        )
+
+    def _evaluate_prior_term(
+        self, waves: FourierFeatures, inputs: FloatArray, group: int
+    ) -> FloatArray:
+        """Evaluate the prior functions of a one-dimensional term."""
+        columns = self.encoding.columns_in_group(group)
+        return waves(inputs[:, columns] / self.length_scales[columns])
 
 
 @dataclass(frozen=True)
-class Paths:
-    """Functions drawn from a posterior, at the last epoch; call them at any points."""
+class SamplePaths:
+    """Functions drawn from a posterior at the last epoch; callable at any points."""
 
-    posterior: Posterior
-    joint: Waves
-    tables: tuple[Array, ...]
-    sides: Array | None
-    level: Array
-    update: Array
+    posterior: GPPosterior
+    joint_features: FourierFeatures
+    term_tables: tuple[FloatArray, ...]
+    side_table: FloatArray | None
+    level: FloatArray
+    update: FloatArray
 
-    def __call__(self, units: Array) -> Array:
-        """Draws x points, in units of the score, without noise."""
-        posterior, fitted = self.posterior, self.posterior.fitted
-        epochs = np.full(len(units), posterior.samples.full_epochs)
-        lengths = posterior.joint_lengths
-        inputs = posterior.raw(units, epochs) / lengths
-        r2 = squared_distances(inputs, posterior.inputs / lengths).astype(np.float32)
-        kernel = correlation(r2, fitted.smoothness)
-        values = kernel @ (fitted.joint * self.update).astype(np.float32)
-        values = values + self.joint(inputs) + self.level
-        for j, table in enumerate(self.tables):
-            values += _look_up(table, units[:, j], posterior.samples.distributions[j])
-        if fitted.cliff is not None and self.sides is not None:
-            beyond = units[:, fitted.cliff.knob] > fitted.cliff.place
-            values += self.sides[beyond.astype(np.int64)]
-        return posterior.standard.score(values.T)
+    def __call__(self, units: FloatArray) -> FloatArray:
+        """Return draws x points, in units of the score, without noise."""
+        posterior, hyperparameters = self.posterior, self.posterior.hyperparameters
+        epochs = np.full(len(units), posterior.observations.full_epochs)
+        lengths = posterior.joint_length_scales
+        inputs = posterior.encode_inputs(units, epochs) / lengths
+        r2 = compute_squared_distances(inputs, posterior.inputs / lengths).astype(np.float32)
+        kernel = evaluate_kernel(r2, hyperparameters.smoothness)
+        values = kernel @ (hyperparameters.joint_variance * self.update).astype(np.float32)
+        values = values + self.joint_features(inputs) + self.level
+        for j, table in enumerate(self.term_tables):
+            values += _interpolate_table(
+                table, units[:, j], posterior.observations.distributions[j]
+            )
+        if hyperparameters.jump is not None and self.side_table is not None:
+            beyond = units[:, hyperparameters.jump.param] > hyperparameters.jump.position
+            values += self.side_table[beyond.astype(np.int64)]
+        return posterior.score_transform.to_score(values.T)
 
 
-def _look_up(table: Array, places: Array, distribution: BaseDistribution) -> Array:
-    """Rows of a table at positions: the level itself, or linear between grid points."""
-    levels = unit_levels(distribution)
+def _interpolate_table(
+    table: FloatArray, places: FloatArray, distribution: BaseDistribution
+) -> FloatArray:
+    """Return rows of a table at positions: the level itself, or linear between grid points."""
+    levels = get_unit_levels(distribution)
     if levels is not None:
         return np.asarray(table[np.abs(places[:, None] - levels[None, :]).argmin(axis=1)])
-    at = np.clip(places, 0.0, 1.0) * (_TABLE - 1)
-    left = np.minimum(at.astype(np.int64), _TABLE - 2)
+    at = np.clip(places, 0.0, 1.0) * (_TERM_TABLE_SIZE - 1)
+    left = np.minimum(at.astype(np.int64), _TERM_TABLE_SIZE - 2)
     share = (at - left)[:, None]
     return np.asarray(table[left] * (1.0 - share) + table[left + 1] * share)
 
 
-def mixture(posteriors: Sequence[Posterior], units: Array, epochs: Array) -> tuple[Array, Array]:
-    """Latent mean and deviation of equally likely posteriors together."""
+def predict_mixture(
+    posteriors: Sequence[GPPosterior], units: FloatArray, epochs: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return latent mean and deviation of a mixture of equally likely posteriors."""
     parts = [p.predict(units, epochs) for p in posteriors]
     mean = np.mean([m for m, _ in parts], axis=0)
     variance = np.mean([s**2 + (m - mean) ** 2 for m, s in parts], axis=0)

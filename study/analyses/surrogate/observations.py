@@ -1,4 +1,4 @@
-"""What may a model of one loss learn from: which rows, on which scale, at which epoch?"""
+"""Observations: the rows of a trial table that a surrogate is fitted to, in the unit cube."""
 
 from __future__ import annotations
 
@@ -16,74 +16,75 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from search_spaces.scale import to_unit
-from search_spaces.space import in_range
-from study.table import KNOB, TrialTable
+from search_spaces.unit_scale import to_unit
+from study.trials.selection import get_full_epochs, select_validation_trials
+from study.trials.table import PARAM_PREFIX, TrialTable
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Scores of one loss in the unit cube of the sampling scale.
+class LossObservations:
+    """Scores of one loss, with hyperparameters in the unit cube of their sampling scale.
 
-    A trial gives its last epoch and, where other trials were stopped, its score at those epochs
-    too: without them a model cannot tell "stopped early" from "bad".
+    Each trial contributes its last epoch. Where other trials were stopped early, it also
+    contributes its score at those epochs: without them, a model cannot tell a trial that was
+    stopped early from one that is bad.
 
     Args:
         loss: Registry name.
-        knobs: Searched knobs; one column of `units` each.
+        params: Searched hyperparameters, one column of `units` each.
         distributions: Their ranges and scales.
-        units: Positions, rows x knobs.
+        units: Positions, rows x hyperparameters.
         epochs: Epoch of each row.
-        scores: Objective at that epoch; a diverged trial has the worst score seen.
-        trial: Code of the trial, equal for rows of one trial.
-        point: Code of the point, equal for trials that differ in their seed only.
-        last: Whether the row is its trial's last.
+        scores: Objective at that epoch; a diverged trial has the worst score observed.
+        trial: Trial code, equal for all rows of a trial.
+        point: Point code, equal for trials that differ only in their seed.
+        last: Whether the row is the last one of its trial.
         diverged: Whether the row stands for a trial that diverged.
-        blind: Whether the trial's point was drawn without looking at results (Sobol).
-        full_epochs: Epochs of a full trial; models are read there.
-        left_out: Trials beyond what a model can take.
+        blind: Whether the point was chosen without looking at results (a Sobol point).
+        full_epochs: Epochs of a full-length trial; models are evaluated there.
+        n_excluded_trials: Number of trials left out because of the row limit.
     """
 
     loss: str
-    knobs: tuple[str, ...]
+    params: tuple[str, ...]
     distributions: tuple[BaseDistribution, ...]
-    units: Array
-    epochs: Array
-    scores: Array
+    units: FloatArray
+    epochs: FloatArray
+    scores: FloatArray
     trial: NDArray[np.int64]
     point: NDArray[np.int64]
     last: NDArray[np.bool_]
     diverged: NDArray[np.bool_]
     blind: NDArray[np.bool_]
     full_epochs: float
-    left_out: int = 0
+    n_excluded_trials: int = 0
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def rows(self, mask: NDArray[Any]) -> Samples:
-        """The rows a mask or an index selects."""
+    def select_rows(self, mask: NDArray[Any]) -> LossObservations:
+        """Return the rows selected by a mask or an index array."""
         columns = ("units", "epochs", "scores", "trial", "point", "last", "diverged", "blind")
         return replace(self, **{name: getattr(self, name)[mask] for name in columns})
 
     @property
-    def trials(self) -> int:
-        """How many trials the rows come from."""
+    def n_trials(self) -> int:
+        """Number of trials that the rows come from."""
         return int(self.last.sum())
 
 
-def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
-    """The rows of one loss; failed trials say nothing about the knobs and are left out.
+def collect_observations(table: TrialTable, loss: str, *, max_rows: int = 500) -> LossObservations:
+    """Collect the rows of one loss; failed trials carry no information and are left out.
 
-    Beyond `max_rows` rows the early epochs go first, then trials that the sampler chose, which
-    crowd where it had been before: evenly by their order.
+    If there are more than `max_rows` rows, early epochs are dropped first, then trials chosen by
+    the sampler, evenly spaced in their order, because the sampler clusters its trials.
     """
     space = table.spaces[loss]
-    knobs, distributions = tuple(space.distributions), tuple(space.distributions.values())
-    full = full_epochs(table, loss)
-    trials = searching(table, loss)
+    params, distributions = tuple(space.distributions), tuple(space.distributions.values())
+    full = get_full_epochs(table, loss)
+    trials = select_validation_trials(table, loss)
     diverged = (trials["state"] == "diverged").to_numpy(dtype=bool)
     usable = diverged | trials["score"].notna().to_numpy(dtype=bool)
     trials, diverged = trials[usable], diverged[usable]
@@ -98,18 +99,20 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
     )
     rows = last
     if len(last) < max_rows:
-        early = _early_rows(table, trials[~diverged], max_rows - len(last))
+        early = _select_early_rows(table, trials[~diverged], max_rows - len(last))
         rows = pd.concat([last, early], ignore_index=True) if len(early) else last
     elif len(last) > max_rows:
-        rows = last.iloc[_spread((trials["origin"] == "bayes").to_numpy(dtype=bool), max_rows)]
+        rows = last.iloc[
+            _select_evenly((trials["origin"] == "bayes").to_numpy(dtype=bool), max_rows)
+        ]
     worst = float(rows["score"].min()) if rows["score"].notna().any() else 0.0
     by_trial = trials.set_index("trial")
     of_row = by_trial.loc[rows["trial"]]
-    return Samples(
+    return LossObservations(
         loss=loss,
-        knobs=knobs,
+        params=params,
         distributions=distributions,
-        units=positions(of_row, knobs, distributions),
+        units=frame_to_unit_cube(of_row, params, distributions),
         epochs=rows["epoch"].to_numpy(dtype=np.float64),
         scores=rows["score"].fillna(worst).to_numpy(dtype=np.float64),
         trial=pd.factorize(rows["trial"])[0].astype(np.int64),
@@ -118,12 +121,12 @@ def gather(table: TrialTable, loss: str, *, max_rows: int = 500) -> Samples:
         diverged=rows["diverged"].to_numpy(dtype=bool),
         blind=(of_row["origin"] == "sobol").to_numpy(dtype=bool),
         full_epochs=full,
-        left_out=len(last) - int(rows["last"].sum()),
+        n_excluded_trials=len(last) - int(rows["last"].sum()),
     )
 
 
-def _spread(chosen: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
-    """`size` rows in order: all that no sampler chose, if they fit, and some of the others."""
+def _select_evenly(chosen: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
+    """Return `size` sorted row indices; rows chosen by the sampler are dropped first."""
     free, rest = np.flatnonzero(~chosen), np.flatnonzero(chosen)
     if len(free) > size:
         free, rest = free[np.linspace(0, len(free) - 1, size).astype(int)], rest[:0]
@@ -131,76 +134,53 @@ def _spread(chosen: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate([free, rest[more]])).astype(np.int64)
 
 
-def full_epochs(table: TrialTable, loss: str) -> float:
-    """Epochs of a full trial of a loss: its longest finished one, else what the protocol says."""
-    trials = table.of(loss)
-    finished = trials.loc[trials["state"] == "finished", "epochs"]
-    if len(finished):
-        return float(max(finished.max(), 1.0))
-    stated = table.protocol.get("epochs")
-    longest = trials["epochs"].max() if len(trials) else 1.0
-    return float(stated if stated else max(longest, 1.0))
-
-
-def searching(table: TrialTable, loss: str) -> pd.DataFrame:
-    """The loss's trials on validation classes: everything but confirmations."""
-    trials = table.of(loss)
-    return trials[(trials["split"] != "test") & (trials["origin"] != "confirm")]
-
-
-def positions(
-    frame: pd.DataFrame, knobs: Sequence[str], distributions: Sequence[BaseDistribution]
-) -> Array:
-    """Knob columns of a frame as positions in the unit cube, clipped to it."""
+def frame_to_unit_cube(
+    frame: pd.DataFrame, params: Sequence[str], distributions: Sequence[BaseDistribution]
+) -> FloatArray:
+    """Convert the hyperparameter columns of a frame to unit-cube positions, clipped to the cube."""
     columns = [
-        np.clip(to_unit(d, _plain(d, frame[KNOB + name])), 0.0, 1.0)
-        for name, d in zip(knobs, distributions, strict=True)
+        np.clip(to_unit(d, _parse_param_column(d, frame[PARAM_PREFIX + name])), 0.0, 1.0)
+        for name, d in zip(params, distributions, strict=True)
     ]
     return np.stack(columns, axis=1) if columns else np.zeros((len(frame), 0))
 
 
-def point_position(
-    values: Mapping[str, Any], knobs: Sequence[str], distributions: Sequence[BaseDistribution]
-) -> Array:
-    """One point as a row of the unit cube."""
-    frame = pd.DataFrame({KNOB + k: pd.Series([values[k]], dtype=object) for k in knobs})
-    return np.asarray(positions(frame, knobs, distributions)[0])
+def point_to_unit_cube(
+    values: Mapping[str, Any], params: Sequence[str], distributions: Sequence[BaseDistribution]
+) -> FloatArray:
+    """Convert one point to a row of the unit cube."""
+    frame = pd.DataFrame({PARAM_PREFIX + k: pd.Series([values[k]], dtype=object) for k in params})
+    return np.asarray(frame_to_unit_cube(frame, params, distributions)[0])
 
 
-def published_values(table: TrialTable, loss: str) -> dict[str, Any] | None:
-    """The first published point of a loss that lies in the searched ranges, or None."""
-    space = table.spaces[loss]
-    for point in space.published:
-        if all(in_range(d, point.values[k]) for k, d in space.distributions.items()):
-            return dict(point.values)
-    return None
-
-
-def snap(distributions: Sequence[BaseDistribution], units: Array) -> Array:
-    """Positions moved to values a trial could really have: choices, integers, steps."""
+def snap_to_levels(distributions: Sequence[BaseDistribution], units: FloatArray) -> FloatArray:
+    """Move positions to values that a trial can have: choices, integers and steps."""
     out = np.array(units, dtype=np.float64)
     for j, distribution in enumerate(distributions):
-        levels = unit_levels(distribution)
+        levels = get_unit_levels(distribution)
         if levels is not None:
             nearest = np.abs(out[:, j, None] - levels[None, :]).argmin(axis=1)
             out[:, j] = levels[nearest]
     return out
 
 
-def unit_levels(distribution: BaseDistribution, *, most: int = 64) -> Array | None:
-    """Positions of a knob with few values; None for a continuous one (or more than `most`)."""
+def get_unit_levels(distribution: BaseDistribution, *, max_levels: int = 64) -> FloatArray | None:
+    """Return the positions of a discrete hyperparameter.
+
+    Returns None for a continuous one and for one with more than `max_levels` values.
+    """
     if isinstance(distribution, CategoricalDistribution):
         return (np.arange(len(distribution.choices)) + 0.5) / len(distribution.choices)
     if isinstance(distribution, IntDistribution | FloatDistribution) and distribution.step:
         count = round((distribution.high - distribution.low) / distribution.step) + 1
-        if count <= most:
+        if count <= max_levels:
             values = distribution.low + np.arange(count) * distribution.step
             return np.clip(to_unit(distribution, values), 0.0, 1.0)
     return None
 
 
-def _plain(distribution: BaseDistribution, column: pd.Series) -> list[Any]:
-    """A choice column may come back from a store as floats, or as text."""
+def _parse_param_column(distribution: BaseDistribution, column: pd.Series) -> list[Any]:
+    """Return the column with the types of the distribution; storages may return choices as text."""
     if not isinstance(distribution, CategoricalDistribution):
         return list(pd.to_numeric(column).astype(float))
     choices = list(distribution.choices)
@@ -208,8 +188,8 @@ def _plain(distribution: BaseDistribution, column: pd.Series) -> list[Any]:
     return [v if v in choices else texts.get(str(v), choices[0]) for v in column]
 
 
-def _early_rows(table: TrialTable, trials: pd.DataFrame, room: int) -> pd.DataFrame:
-    """Scores of longer trials at the (up to three most frequent) epochs where others ended."""
+def _select_early_rows(table: TrialTable, trials: pd.DataFrame, max_rows: int) -> pd.DataFrame:
+    """Return scores of longer trials at the (at most three) epochs where most others ended."""
     none = pd.DataFrame()
     stopped = trials.loc[trials["state"].isin(["stopped", "running"]), "epochs"]
     if stopped.empty or table.curves.empty:
@@ -220,9 +200,9 @@ def _early_rows(table: TrialTable, trials: pd.DataFrame, room: int) -> pd.DataFr
     ]
     merged = curves.merge(trials[["trial", "epochs"]], on="trial")
     merged = merged[(merged["epoch"] < merged["epochs"]) & merged["score"].notna()]
-    if merged.empty or room <= 0:
+    if merged.empty or max_rows <= 0:
         return none
-    if len(merged) > room:
-        merged = merged.iloc[np.linspace(0, len(merged) - 1, room).astype(int)]
+    if len(merged) > max_rows:
+        merged = merged.iloc[np.linspace(0, len(merged) - 1, max_rows).astype(int)]
     early = merged[["trial", "epoch", "score"]].astype({"epoch": float, "score": float})
     return early.assign(diverged=False, last=False)

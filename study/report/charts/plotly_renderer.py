@@ -1,4 +1,4 @@
-"""How does a panel look on the page? Plain plotly.js JSON; the page's theme adds the colours."""
+"""Plotly renderer: panels as plotly.js JSON for the page, whose theme adds the colours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from study.report.chart import Axis, Band, Bars, Dots, Heat, Line, Mark, Panel, Rule, Span
+from study.report.charts.spec import (
+    BandMark,
+    BarMark,
+    ChartAxis,
+    ChartMark,
+    ChartPanel,
+    HeatmapMark,
+    LineMark,
+    ReferenceLine,
+    ScatterMark,
+    SpanMark,
+)
 
-_SYMBOLS = {
+_PLOTLY_SYMBOLS = {
     "circle": "circle",
     "open": "circle-open",
     "cross": "x-thin-open",
@@ -19,36 +30,37 @@ _SYMBOLS = {
 }
 
 
-def figure(panel: Panel) -> dict[str, Any]:
-    """`data` and `layout` of one panel."""
+def build_plotly_figure(panel: ChartPanel) -> dict[str, Any]:
+    """Return `data` and `layout` of one panel."""
     traces: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
     for mark in panel.marks:
-        traces += _traces(mark, shapes)
-    bars = any(isinstance(mark, Bars) for mark in panel.marks)
+        traces += _mark_traces(mark, shapes)
+    bars = any(isinstance(mark, BarMark) for mark in panel.marks)
     layout: dict[str, Any] = {
-        "xaxis": _axis(panel.x),
-        "yaxis": _axis(panel.y) | ({"autorange": "reversed", "automargin": True} if bars else {}),
+        "xaxis": _axis_layout(panel.x),
+        "yaxis": _axis_layout(panel.y)
+        | ({"autorange": "reversed", "automargin": True} if bars else {}),
         "shapes": shapes,
         # The page draws one legend for all panels of a chart.
         "showlegend": False,
         "barmode": "group",
-        "height": _height(panel),
+        "height": _panel_height_pixels(panel),
     }
     return {"data": traces, "layout": layout}
 
 
-def _height(panel: Panel) -> int:
-    bars = [len(m.labels) for m in panel.marks if isinstance(m, Bars)]
+def _panel_height_pixels(panel: ChartPanel) -> int:
+    bars = [len(m.labels) for m in panel.marks if isinstance(m, BarMark)]
     return max(220, 90 + 34 * max(bars)) if bars else 250
 
 
-def _numbers(values: Sequence[float]) -> list[float | None]:
-    """Five digits are more than a screen shows; JSON has no NaN."""
+def _round_for_json(values: Sequence[float]) -> list[float | None]:
+    """Round to five digits, more than a screen shows; NaN becomes None, since JSON has no NaN."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in map(float, values)]
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis_layout(axis: ChartAxis) -> dict[str, Any]:
     out: dict[str, Any] = {"title": {"text": axis.label}, "automargin": True}
     if axis.log:
         out["type"] = "log"
@@ -62,44 +74,47 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return out
 
 
-def _traces(mark: Mark, shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _mark_traces(mark: ChartMark, shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     match mark:
-        case Line():
-            return [_line(mark)]
-        case Band():
-            return _band(mark)
-        case Dots():
-            return [_dots(mark)]
-        case Bars():
-            return [_bars(mark)]
-        case Heat():
-            return [_heat(mark)]
-        case Rule() | Span():
-            shapes.append(_shape(mark))
+        case LineMark():
+            return [_line_trace(mark)]
+        case BandMark():
+            return _band_traces(mark)
+        case ScatterMark():
+            return [_scatter_trace(mark)]
+        case BarMark():
+            return [_bar_trace(mark)]
+        case HeatmapMark():
+            return [_heatmap_trace(mark)]
+        case ReferenceLine() | SpanMark():
+            shapes.append(_overlay_shape(mark))
             return []
 
 
-def _line(mark: Line) -> dict[str, Any]:
+def _line_trace(mark: LineMark) -> dict[str, Any]:
     style = {"color": mark.color, "width": 2, "dash": "dash" if mark.dash else "solid"}
     return {
         "type": "scatter",
         "mode": "lines+markers" if mark.markers else "lines",
-        "x": _numbers(mark.x),
-        "y": _numbers(mark.y),
+        "x": _round_for_json(mark.x),
+        "y": _round_for_json(mark.y),
         "name": mark.name,
         "line": style | ({"shape": "hv"} if mark.steps else {}),
         "connectgaps": False,
     }
 
 
-def _band(mark: Band) -> list[dict[str, Any]]:
-    """Low edge, then high edge filled down to it, of each stretch: a fill runs across gaps."""
+def _band_traces(mark: BandMark) -> list[dict[str, Any]]:
+    """Return a low edge, and a high edge filled down to it, for every segment without gaps.
+
+    Plotly would fill across the gaps of a single trace.
+    """
     traces = []
-    points = zip(*map(_numbers, (mark.x, mark.low, mark.high)), strict=True)
-    for known, stretch in groupby(points, key=lambda point: None not in point):
-        if not known:
+    points = zip(*map(_round_for_json, (mark.x, mark.low, mark.high)), strict=True)
+    for is_complete, segment in groupby(points, key=lambda point: None not in point):
+        if not is_complete:
             continue
-        x, low, high = map(list, zip(*stretch, strict=True))
+        x, low, high = map(list, zip(*segment, strict=True))
         edge = {
             "type": "scatter",
             "mode": "lines",
@@ -112,16 +127,16 @@ def _band(mark: Band) -> list[dict[str, Any]]:
     return traces
 
 
-def _dots(mark: Dots) -> dict[str, Any]:
+def _scatter_trace(mark: ScatterMark) -> dict[str, Any]:
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers",
-        "x": _numbers(mark.x),
-        "y": _numbers(mark.y),
+        "x": _round_for_json(mark.x),
+        "y": _round_for_json(mark.y),
         "name": mark.name,
         "marker": {
             "color": mark.color,
-            "symbol": _SYMBOLS[mark.symbol],
+            "symbol": _PLOTLY_SYMBOLS[mark.symbol],
             "size": mark.size + 2,
             "opacity": mark.opacity,
             "line": {"width": 1.5 if mark.symbol in ("open", "cross") else 0, "color": mark.color},
@@ -130,12 +145,12 @@ def _dots(mark: Dots) -> dict[str, Any]:
     if mark.texts:
         trace |= {"hovertext": list(mark.texts), "hoverinfo": "text"}
     if len(mark.errors):
-        trace["error_y"] = {"type": "data", "array": _numbers(mark.errors), "thickness": 1.5}
+        trace["error_y"] = {"type": "data", "array": _round_for_json(mark.errors), "thickness": 1.5}
     return trace
 
 
-def _bars(mark: Bars) -> dict[str, Any]:
-    values, low, high = map(_numbers, (mark.values, mark.low, mark.high))
+def _bar_trace(mark: BarMark) -> dict[str, Any]:
+    values, low, high = map(_round_for_json, (mark.values, mark.low, mark.high))
     plus = [None if v is None or h is None else h - v for v, h in zip(values, high, strict=True)]
     minus = [None if v is None or b is None else v - b for v, b in zip(values, low, strict=True)]
     return {
@@ -156,15 +171,15 @@ def _bars(mark: Bars) -> dict[str, Any]:
     }
 
 
-def _heat(mark: Heat) -> dict[str, Any]:
+def _heatmap_trace(mark: HeatmapMark) -> dict[str, Any]:
     rows = [
         [None if v is None or not math.isfinite(v) else float(f"{v:.4g}") for v in row]
         for row in mark.z
     ]
     return {
         "type": "heatmap",
-        "x": _numbers(mark.x),
-        "y": _numbers(mark.y),
+        "x": _round_for_json(mark.x),
+        "y": _round_for_json(mark.y),
         "z": rows,
         "name": "",
         "colorscale": "RdBu" if mark.diverging else "Viridis",
@@ -174,8 +189,8 @@ def _heat(mark: Heat) -> dict[str, Any]:
     }
 
 
-def _shape(mark: Rule | Span) -> dict[str, Any]:
-    if isinstance(mark, Span):
+def _overlay_shape(mark: ReferenceLine | SpanMark) -> dict[str, Any]:
+    if isinstance(mark, SpanMark):
         return {
             "type": "rect",
             "xref": "x",
@@ -213,22 +228,22 @@ def _shape(mark: Rule | Span) -> dict[str, Any]:
     }
 
 
-def key(mark: Mark) -> str:
-    """A small inline picture of a mark for the legend (SVG, no user text in it)."""
-    color = mark.color if not isinstance(mark, Heat) else "#888888"
+def render_legend_key(mark: ChartMark) -> str:
+    """Return a small inline SVG of a mark for the legend; it contains no user text."""
+    color = mark.color if not isinstance(mark, HeatmapMark) else "#888888"
     match mark:
-        case Line() | Rule():
+        case LineMark() | ReferenceLine():
             dash = ' stroke-dasharray="3 3"' if mark.dash else ""
             inner = f'<path d="M1 6h20" stroke="{color}" stroke-width="2"{dash}/>'
-        case Band() | Span() | Bars():
-            opacity = 0.85 if isinstance(mark, Bars) else 0.28
+        case BandMark() | SpanMark() | BarMark():
+            opacity = 0.85 if isinstance(mark, BarMark) else 0.28
             inner = f'<rect x="2" y="1" width="18" height="10" fill="{color}" opacity="{opacity}"/>'
         case _:
-            inner = _symbol(mark.symbol if isinstance(mark, Dots) else "circle", color)
+            inner = _symbol_svg(mark.symbol if isinstance(mark, ScatterMark) else "circle", color)
     return f'<svg width="22" height="12" viewBox="0 0 22 12" aria-hidden="true">{inner}</svg>'
 
 
-def _symbol(name: str, color: str) -> str:
+def _symbol_svg(name: str, color: str) -> str:
     if name == "open":
         return f'<circle cx="11" cy="6" r="3.6" fill="none" stroke="{color}" stroke-width="1.6"/>'
     if name == "cross":

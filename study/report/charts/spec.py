@@ -1,7 +1,7 @@
-"""What is in a figure, before anything draws it?
+"""Chart specification: panels, axes and marks, independent of the renderer.
 
-One description serves the interactive page and the print: panels with axes and marks, no colours
-of a theme and no pixels. `draw_plotly` and `draw_matplotlib` know how to draw it.
+One specification serves the interactive page (`plotly_renderer`) and the figure files
+(`matplotlib_renderer`). It has no pixels and no colours of a theme.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ PALETTE = (
     "#9c6b4e",
     "#7d8288",
 )
-"""Colours that read on white and on near-black."""
-ACCENT, GOOD, BAD, QUIET = PALETTE[0], PALETTE[4], PALETTE[2], PALETTE[9]
+"""Colours that are legible on white and on near-black."""
+ACCENT_COLOR, GOOD_COLOR, BAD_COLOR, MUTED_COLOR = PALETTE[0], PALETTE[4], PALETTE[2], PALETTE[9]
 
-Symbol = Literal["circle", "open", "cross", "triangle", "diamond", "star"]
+MarkerSymbol = Literal["circle", "open", "cross", "triangle", "diamond", "star"]
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A label and, where values are names, the places of the ticks."""
+class ChartAxis:
+    """Axis of a panel: its label and scale, and the ticks if values have names."""
 
     label: str
     log: bool = False
@@ -40,38 +40,38 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A curve; `steps` holds each value until the next."""
+class LineMark:
+    """Curve; with `steps`, each value is held until the next."""
 
     x: Sequence[float]
     y: Sequence[float]
     name: str
-    color: str = ACCENT
+    color: str = ACCENT_COLOR
     dash: bool = False
     steps: bool = False
     markers: bool = False
 
 
 @dataclass(frozen=True)
-class Band:
-    """The area between two curves."""
+class BandMark:
+    """Area between two curves."""
 
     x: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
     name: str
-    color: str = ACCENT
+    color: str = ACCENT_COLOR
 
 
 @dataclass(frozen=True)
-class Dots:
-    """Single points, with text for each on the page and optional error bars."""
+class ScatterMark:
+    """Points, with optional error bars and a hover text for each on the page."""
 
     x: Sequence[float]
     y: Sequence[float]
     name: str
-    color: str = ACCENT
-    symbol: Symbol = "circle"
+    color: str = ACCENT_COLOR
+    symbol: MarkerSymbol = "circle"
     texts: Sequence[str] = ()
     errors: Sequence[float] = ()
     size: float = 5.0
@@ -79,41 +79,41 @@ class Dots:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Horizontal bars with intervals, first at the top; `y` positions come from the order."""
+class BarMark:
+    """Horizontal bars with intervals, the first at the top."""
 
     labels: Sequence[str]
     values: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
     name: str
-    color: str = ACCENT
+    color: str = ACCENT_COLOR
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A straight line across the panel, at an x or at a y."""
+class ReferenceLine:
+    """Straight line across the panel at an x or a y."""
 
     at: float
     name: str
     across: Literal["x", "y"] = "x"
-    color: str = QUIET
+    color: str = MUTED_COLOR
     dash: bool = True
 
 
 @dataclass(frozen=True)
-class Span:
-    """A shaded range of x."""
+class SpanMark:
+    """Shaded range of x."""
 
     low: float
     high: float
     name: str
-    color: str = GOOD
+    color: str = GOOD_COLOR
 
 
 @dataclass(frozen=True)
-class Heat:
-    """A surface; None where there are no data."""
+class HeatmapMark:
+    """Surface; cells without data are None."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -122,36 +122,36 @@ class Heat:
     diverging: bool = False
 
 
-Mark = Line | Band | Dots | Bars | Rule | Span | Heat
+ChartMark = LineMark | BandMark | ScatterMark | BarMark | ReferenceLine | SpanMark | HeatmapMark
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One set of axes; a `note` replaces the plot where there is nothing honest to draw."""
+class ChartPanel:
+    """One set of axes with its marks; a `note` replaces the plot if there is nothing to draw."""
 
     title: str
-    x: Axis
-    y: Axis
-    marks: tuple[Mark, ...] = ()
+    x: ChartAxis
+    y: ChartAxis
+    marks: tuple[ChartMark, ...] = ()
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: the file's name, a caption that says how to read it, and its panels."""
+    """Figure of one or more panels; `key` is its file name, the caption says how to read it."""
 
     key: str
     title: str
     caption: str
-    panels: tuple[Panel, ...]
+    panels: tuple[ChartPanel, ...]
     wide: bool = False
 
     @property
-    def legend(self) -> list[Mark]:
-        """One mark per name, for the legend all panels share."""
-        named: dict[str, Mark] = {}
+    def legend(self) -> list[ChartMark]:
+        """One mark per name, for the legend that all panels share; empty for a single name."""
+        named: dict[str, ChartMark] = {}
         for panel in self.panels:
             for mark in panel.marks:
-                if mark.name and not isinstance(mark, Heat):
+                if mark.name and not isinstance(mark, HeatmapMark):
                     named.setdefault(mark.name, mark)
         return list(named.values()) if len(named) > 1 else []

@@ -1,1 +1,1 @@
-"""One file per figure: analysis frames in, charts out."""
+"""Figures of the report, one module each: analysis tables in, charts out."""

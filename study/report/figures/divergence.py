@@ -1,35 +1,47 @@
-"""Where training fails: share of diverged trials along each knob, and over the worst pair."""
+"""Figure of failed training: share of diverged trials per hyperparameter and over a pair."""
 
 from __future__ import annotations
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from search_spaces.scale import from_unit
-from study.analyses.divergence import riskiest_pair
-from study.analyses.findings import Findings
-from study.analyses.pairs import near_trials
-from study.analyses.samples import Array, searching, snap, unit_levels
-from study.analyses.surrogate import Surrogate
-from study.report.chart import ACCENT, BAD, QUIET, Axis, Chart, Dots, Heat, Line, Mark, Panel
-from study.report.words import knob_axis, knob_label, places
-from study.table import KNOB
+from search_spaces.unit_scale import from_unit
+from study.analyses.divergence import find_riskiest_pair
+from study.analyses.findings import StudyFindings
+from study.analyses.interactions import has_nearby_trials_2d
+from study.analyses.surrogate.observations import FloatArray, get_unit_levels, snap_to_levels
+from study.analyses.surrogate.surrogate import SurrogateModel
+from study.report.charts.spec import (
+    ACCENT_COLOR,
+    BAD_COLOR,
+    MUTED_COLOR,
+    Chart,
+    ChartAxis,
+    ChartMark,
+    ChartPanel,
+    HeatmapMark,
+    LineMark,
+    ScatterMark,
+)
+from study.report.formatting import axis_positions, param_axis, param_label
+from study.trials.selection import select_validation_trials
+from study.trials.table import PARAM_PREFIX
 
 
-def chart(findings: Findings, loss: str) -> Chart | None:
-    """None when nothing diverged or collapsed."""
+def build_divergence_chart(findings: StudyFindings, loss: str) -> Chart | None:
+    """Plot the shares of diverged and collapsed trials; None if there are none."""
     found, space = findings.losses[loss], findings.table.spaces[loss]
     if found.divergence.empty:
         return None
     panels = []
-    pair = _pair_panel(findings, loss)
+    pair = _divergence_map_panel(findings, loss)
     if pair is not None:
         panels.append(pair)
-    for knob in findings.table.knobs(loss):
-        rows = found.divergence[found.divergence["knob"] == knob]
-        distribution = space.distributions[knob]
+    for param in findings.table.searched_param_names(loss):
+        rows = found.divergence[found.divergence["knob"] == param]
+        distribution = space.distributions[param]
         if isinstance(distribution, CategoricalDistribution):
-            x = places(distribution, rows["low"])
+            x = axis_positions(distribution, rows["low"])
         elif getattr(distribution, "log", False):
             x = [float(np.sqrt(a * b)) for a, b in zip(rows["low"], rows["high"], strict=True)]
         else:
@@ -37,70 +49,80 @@ def chart(findings: Findings, loss: str) -> Chart | None:
         texts = [
             f"{k} of {n} diverged" for k, n in zip(rows["diverged"], rows["trials"], strict=True)
         ]
-        marks: list[Mark] = []
+        marks: list[ChartMark] = []
         if found.divergence["diverged"].any():
-            marks.append(Dots(x, list(rows["rate"]), "diverged", BAD, texts=texts, size=6))
-        if len(found.collapsed):
+            marks.append(
+                ScatterMark(x, list(rows["rate"]), "diverged", BAD_COLOR, texts=texts, size=6)
+            )
+        if len(found.collapsed_trials):
             share = (rows["collapsed"] / rows["trials"]).clip(upper=1.0)
-            marks.append(Dots(x, list(share), "collapsed", ACCENT, "open", size=6, opacity=1.0))
+            marks.append(
+                ScatterMark(x, list(share), "collapsed", ACCENT_COLOR, "open", size=6, opacity=1.0)
+            )
         if rows["chance"].notna().any():
-            marks.append(Line(x, list(rows["chance"]), "model", QUIET))
-        y = Axis("share of trials", percent=True, limits=(-0.03, 1.03))
-        panels.append(Panel(knob_label(space, knob), knob_axis(space, knob), y, tuple(marks)))
+            marks.append(LineMark(x, list(rows["chance"]), "model", MUTED_COLOR))
+        y = ChartAxis("share of trials", percent=True, limits=(-0.03, 1.03))
+        panels.append(
+            ChartPanel(param_label(space, param), param_axis(space, param), y, tuple(marks))
+        )
     return Chart(
         f"divergence-{loss}",
         f"Where training fails: {loss}",
-        "Share of trials that ended in NaN or infinity (diverged), or trained to their end and "
-        "fell below the untrained backbone (collapsed), in equal parts of each range; the map "
-        "shows the two knobs that tell diverged trials apart best.",
+        "Share of trials that ended in NaN or infinity (diverged), or that ran to the end and "
+        "score below the untrained backbone (collapsed), in equal parts of each range. The map "
+        "shows the two hyperparameters that best separate diverged trials from the others.",
         tuple(panels),
     )
 
 
-def _pair_panel(findings: Findings, loss: str) -> Panel | None:
+def _divergence_map_panel(findings: StudyFindings, loss: str) -> ChartPanel | None:
     model, space = findings.losses[loss].surrogate, findings.table.spaces[loss]
-    if not isinstance(model, Surrogate) or model.risk is None:
+    if not isinstance(model, SurrogateModel) or model.divergence_model is None:
         return None
-    pair = riskiest_pair(model.samples, model.risk)
+    pair = find_riskiest_pair(model.observations, model.divergence_model)
     if pair is None:
         return None
-    samples = model.samples
-    i, j = (samples.knobs.index(k) for k in pair)
-    across, up = (_grid(samples.distributions[k]) for k in (i, j))
-    first, second = np.meshgrid(across, up, indexing="xy")
+    observations = model.observations
+    i, j = (observations.params.index(k) for k in pair)
+    a, b = observations.distributions[i], observations.distributions[j]
+    a_units, b_units = _unit_grid(a), _unit_grid(b)
+    first, second = np.meshgrid(a_units, b_units, indexing="xy")
     cells = np.stack([first.ravel(), second.ravel()], axis=1)
-    units = np.repeat(np.median(samples.units, axis=0)[None], len(cells), axis=0)
+    units = np.repeat(np.median(observations.units, axis=0)[None], len(cells), axis=0)
     units[:, i], units[:, j] = cells[:, 0], cells[:, 1]
-    chance = model.risk(snap(samples.distributions, units)).mean(axis=0)
-    known = near_trials(samples, (i, j), cells)
-    z = np.where(known, chance, np.nan).reshape(first.shape)
-    a, b = samples.distributions[i], samples.distributions[j]
-    xs = places(a, [from_unit(a, u) for u in across])
-    ys = places(b, [from_unit(b, u) for u in up])
-    trials = searching(findings.table, loss)
-    bad = trials[trials["state"] == "diverged"]
+    snapped = snap_to_levels(observations.distributions, units)
+    probability = model.divergence_model(snapped).mean(axis=0)
+    is_supported = has_nearby_trials_2d(observations, (i, j), cells)
+    z = np.where(is_supported, probability, np.nan).reshape(first.shape)
+    xs = axis_positions(a, [from_unit(a, u) for u in a_units])
+    ys = axis_positions(b, [from_unit(b, u) for u in b_units])
+    trials = select_validation_trials(findings.table, loss)
+    diverged = trials[trials["state"] == "diverged"]
     rows = [[None if np.isnan(v) else float(v) for v in row] for row in z]
-    dots = Dots(
-        places(a, bad[KNOB + pair[0]]),
-        places(b, bad[KNOB + pair[1]]),
+    dots = ScatterMark(
+        axis_positions(a, diverged[PARAM_PREFIX + pair[0]]),
+        axis_positions(b, diverged[PARAM_PREFIX + pair[1]]),
         "diverged",
-        BAD,
+        BAD_COLOR,
         "cross",
         size=5,
         opacity=1.0,
-        texts=list(bad["trial"]),
+        texts=list(diverged["trial"]),
     )
-    title = f"{knob_label(space, pair[0])} × {knob_label(space, pair[1])}"
-    marks: list[Mark] = [Heat(xs, ys, rows, "chance to diverge"), dots]
-    fallen = findings.losses[loss].collapsed
-    if len(fallen):
-        x, y = places(a, fallen[KNOB + pair[0]]), places(b, fallen[KNOB + pair[1]])
-        names = list(fallen["trial"])
-        marks.append(Dots(x, y, "collapsed", ACCENT, "open", names, size=5, opacity=1.0))
-    return Panel(title, knob_axis(space, pair[0]), knob_axis(space, pair[1]), tuple(marks))
+    title = f"{param_label(space, pair[0])} × {param_label(space, pair[1])}"
+    marks: list[ChartMark] = [HeatmapMark(xs, ys, rows, "probability of divergence"), dots]
+    collapsed = findings.losses[loss].collapsed_trials
+    if len(collapsed):
+        x = axis_positions(a, collapsed[PARAM_PREFIX + pair[0]])
+        y = axis_positions(b, collapsed[PARAM_PREFIX + pair[1]])
+        names = list(collapsed["trial"])
+        marks.append(
+            ScatterMark(x, y, "collapsed", ACCENT_COLOR, "open", names, size=5, opacity=1.0)
+        )
+    return ChartPanel(title, param_axis(space, pair[0]), param_axis(space, pair[1]), tuple(marks))
 
 
-def _grid(distribution: BaseDistribution) -> Array:
-    """Cells of the map: the values of a choice or of few steps, else fifteen."""
-    levels = unit_levels(distribution, most=15)
+def _unit_grid(distribution: BaseDistribution) -> FloatArray:
+    """Return the cells of the map along one axis: all values if there are few, else fifteen."""
+    levels = get_unit_levels(distribution, max_levels=15)
     return np.linspace(0.02, 0.98, 15) if levels is None else levels

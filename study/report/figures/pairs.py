@@ -1,51 +1,56 @@
-"""Surfaces over two knobs, empty where nobody looked."""
+"""Figure of interactions: surfaces over two hyperparameters, empty where no trials are near."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from search_spaces.space import Space
-from study.analyses.findings import Findings
-from study.analyses.samples import searching
-from study.report.chart import Chart, Dots, Heat, Mark, Panel
-from study.report.words import knob_axis, knob_label, metric_label, places
-from study.table import KNOB
+from search_spaces.space import SearchSpace
+from study.analyses.findings import StudyFindings
+from study.report.charts.spec import Chart, ChartMark, ChartPanel, HeatmapMark, ScatterMark
+from study.report.formatting import axis_positions, metric_label, param_axis, param_label
+from study.trials.selection import select_validation_trials
+from study.trials.table import PARAM_PREFIX
 
 
-def chart(findings: Findings, loss: str) -> Chart | None:
-    """One panel per pair; None when no pair is worth one."""
+def build_pair_surface_chart(findings: StudyFindings, loss: str) -> Chart | None:
+    """Plot one panel per surface; None if there is no surface."""
     found, space = findings.losses[loss], findings.table.spaces[loss]
     if not found.surfaces:
         return None
-    trials = searching(findings.table, loss)
+    trials = select_validation_trials(findings.table, loss)
     trials = trials[trials["score"].notna()]
     objective = metric_label(str(findings.table.protocol.get("objective", "score")))
-    panels = tuple(_panel(surface, space, trials, objective) for surface in found.surfaces)
+    panels = tuple(_surface_panel(surface, space, trials, objective) for surface in found.surfaces)
     return Chart(
         f"pairs-{loss}",
-        f"Knobs that act together: {loss}",
-        "The model's score with the other knobs good. Empty cells have no trial near them.",
+        f"Hyperparameters that interact: {loss}",
+        "Score of the model with the other hyperparameters at good values. Cells without a trial "
+        "nearby are empty.",
         panels,
     )
 
 
-def _panel(surface: pd.DataFrame, space: Space, trials: pd.DataFrame, objective: str) -> Panel:
+def _surface_panel(
+    surface: pd.DataFrame, space: SearchSpace, trials: pd.DataFrame, objective: str
+) -> ChartPanel:
     first, second = str(surface["knob"].iloc[0]), str(surface["other"].iloc[0])
     shown = surface["mean"].where(surface["supported"])
     grid = surface.assign(shown=shown).pivot(index="other_unit", columns="unit", values="shown")
     a, b = space.distributions[first], space.distributions[second]
-    xs = places(a, surface.drop_duplicates("unit").sort_values("unit")["value"])
-    ys = places(b, surface.drop_duplicates("other_unit").sort_values("other_unit")["other_value"])
+    xs = axis_positions(a, surface.drop_duplicates("unit").sort_values("unit")["value"])
+    ys = axis_positions(
+        b, surface.drop_duplicates("other_unit").sort_values("other_unit")["other_value"]
+    )
     z = [[None if pd.isna(v) else float(v) for v in row] for row in grid.to_numpy()]
-    dots = Dots(
-        places(a, trials[KNOB + first]),
-        places(b, trials[KNOB + second]),
+    dots = ScatterMark(
+        axis_positions(a, trials[PARAM_PREFIX + first]),
+        axis_positions(b, trials[PARAM_PREFIX + second]),
         "",
         "#ffffff",
         size=2,
         opacity=0.55,
         texts=[f"{t}: {s:.4f}" for t, s in zip(trials["trial"], trials["score"], strict=True)],
     )
-    marks: tuple[Mark, ...] = (Heat(xs, ys, z, objective), dots)
-    title = f"{knob_label(space, first)} × {knob_label(space, second)}"
-    return Panel(title, knob_axis(space, first), knob_axis(space, second), marks)
+    marks: tuple[ChartMark, ...] = (HeatmapMark(xs, ys, z, objective), dots)
+    title = f"{param_label(space, first)} × {param_label(space, second)}"
+    return ChartPanel(title, param_axis(space, first), param_axis(space, second), marks)

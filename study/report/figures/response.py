@@ -1,4 +1,4 @@
-"""The score along each knob: trials, model, published value, claimed and stable range."""
+"""Figure of the responses: score along each hyperparameter, with trials, model and ranges."""
 
 from __future__ import annotations
 
@@ -9,88 +9,103 @@ import pandas as pd
 from optuna.distributions import CategoricalDistribution
 
 from search_spaces.claims import GoodValue, StableRange
-from search_spaces.space import Space
-from study.analyses.findings import Findings
-from study.analyses.samples import published_values, searching
-from study.analyses.surrogate import Refusal
-from study.report.chart import (
-    ACCENT,
-    BAD,
-    GOOD,
+from search_spaces.space import SearchSpace
+from study.analyses.findings import StudyFindings
+from study.analyses.surrogate.surrogate import Refusal
+from study.report.charts.spec import (
+    ACCENT_COLOR,
+    BAD_COLOR,
+    GOOD_COLOR,
+    MUTED_COLOR,
     PALETTE,
-    QUIET,
-    Axis,
-    Band,
+    BandMark,
     Chart,
-    Dots,
-    Line,
-    Mark,
-    Panel,
-    Rule,
-    Span,
-    Symbol,
+    ChartAxis,
+    ChartMark,
+    ChartPanel,
+    LineMark,
+    MarkerSymbol,
+    ReferenceLine,
+    ScatterMark,
+    SpanMark,
 )
-from study.report.words import knob_axis, knob_label, metric_label, number, places
-from study.table import KNOB
+from study.report.formatting import (
+    axis_positions,
+    format_value,
+    metric_label,
+    param_axis,
+    param_label,
+)
+from study.trials.selection import get_published_params, select_validation_trials
+from study.trials.table import PARAM_PREFIX
 
-_BANDS = {"whole": "90 % band, whole space", "good": "90 % band, others good"}
-_STATES: tuple[tuple[str, str, str, Symbol], ...] = (
-    ("finished", "full trial", QUIET, "circle"),
-    ("stopped", "stopped early", QUIET, "open"),
+_BAND_LABELS = {"whole": "90 % band, whole space", "good": "90 % band, others good"}
+_STATE_STYLES: tuple[tuple[str, str, str, MarkerSymbol], ...] = (
+    ("finished", "full trial", MUTED_COLOR, "circle"),
+    ("stopped", "stopped early", MUTED_COLOR, "open"),
     ("running", "still running", PALETTE[7], "open"),
-    ("below", "below the axis", QUIET, "triangle"),
-    ("diverged", "diverged", BAD, "cross"),
+    ("below", "below the axis", MUTED_COLOR, "triangle"),
+    ("diverged", "diverged", BAD_COLOR, "cross"),
 )
 
 
-def chart(findings: Findings, loss: str) -> Chart:
-    """One panel per searched knob."""
+def build_response_chart(findings: StudyFindings, loss: str) -> Chart:
+    """Plot one panel per searched hyperparameter."""
     table = findings.table
-    panels = tuple(_panel(findings, loss, knob) for knob in table.knobs(loss))
+    panels = tuple(
+        _response_panel(findings, loss, param) for param in table.searched_param_names(loss)
+    )
     return Chart(
         f"response-{loss}",
         f"How the score responds: {loss}",
-        "Lines: the model's score, averaged over settings whose other knobs are good (solid) and "
-        "over the whole space (dashed), with 90 % bands, drawn only where trials lie. The worst "
-        "trials sit at the foot of a panel.",
+        "Lines: score of the model, averaged over settings whose other hyperparameters are good "
+        "(solid) and over the whole space (dashed), with 90 % bands, only where there are trials. "
+        "Trials below the axis are drawn at the lower edge of the panel.",
         panels,
     )
 
 
-def _panel(findings: Findings, loss: str, knob: str) -> Panel:
+def _response_panel(findings: StudyFindings, loss: str, param: str) -> ChartPanel:
     table, found = findings.table, findings.losses[loss]
     space = table.spaces[loss]
-    trials = searching(table, loss)
+    trials = select_validation_trials(table, loss)
     objective = metric_label(str(table.protocol.get("objective", "score")))
-    marks: list[Mark] = [*_claims(space, knob), *_stable(findings, loss, knob)]
-    limits = _limits(trials, found.curves, knob)
-    foot = limits[0] + 0.025 * (limits[1] - limits[0]) if limits else 0.0
-    dots = _trials(trials, space, knob, foot=foot)
-    if isinstance(found.curves, pd.DataFrame):
-        marks += _curves(found.curves, space, knob)
+    marks: list[ChartMark] = [
+        *_claim_marks(space, param),
+        *_stable_range_marks(findings, loss, param),
+    ]
+    limits = _score_axis_limits(trials, found.response_curves, param)
+    lower_edge = limits[0] + 0.025 * (limits[1] - limits[0]) if limits else 0.0
+    dots = _trial_marks(trials, space, param, lower_edge=lower_edge)
+    if isinstance(found.response_curves, pd.DataFrame):
+        marks += _curve_marks(found.response_curves, space, param)
     marks += dots
-    published = published_values(table, loss)
+    published = get_published_params(table, loss)
     if published is not None:
-        at = places(space.distributions[knob], [published[knob]])[0]
-        marks.append(Rule(at, "published", color=BAD))
-    axis = knob_axis(space, knob)
+        at = axis_positions(space.distributions[param], [published[param]])[0]
+        marks.append(ReferenceLine(at, "published", color=BAD_COLOR))
+    axis = param_axis(space, param)
     note = "" if dots else "No trial of this loss has run yet."
-    return Panel(
-        knob_label(space, knob), axis, Axis(objective, limits=limits), tuple(marks), note=note
+    return ChartPanel(
+        param_label(space, param),
+        axis,
+        ChartAxis(objective, limits=limits),
+        tuple(marks),
+        note=note,
     )
 
 
-def _limits(
-    trials: pd.DataFrame, curves: pd.DataFrame | Refusal, knob: str
+def _score_axis_limits(
+    trials: pd.DataFrame, curves: pd.DataFrame | Refusal, param: str
 ) -> tuple[float, float] | None:
-    """The part of the scores worth looking at: the good curve and three quarters of the trials."""
+    """Return the range of scores to show: the curves and the best three quarters of the trials."""
     scores = trials["score"].to_numpy(dtype=float)
     scores = scores[np.isfinite(scores)]
     if not len(scores):
         return None
     low, high = float(np.quantile(scores, 0.25)), float(scores.max())
     if isinstance(curves, pd.DataFrame):
-        rows = curves[(curves["knob"] == knob) & curves["supported"]]
+        rows = curves[(curves["knob"] == param) & curves["supported"]]
         if len(rows):
             low = min(low, float(rows["mean"].min()))
     low = max(low, float(scores.min()))
@@ -98,91 +113,100 @@ def _limits(
     return low - pad, high + pad
 
 
-def _trials(trials: pd.DataFrame, space: Space, knob: str, *, foot: float) -> list[Mark]:
-    """Dots by state; trials below the axis sit at its foot as triangles, diverged as crosses."""
-    distribution = space.distributions[knob]
+def _trial_marks(
+    trials: pd.DataFrame, space: SearchSpace, param: str, *, lower_edge: float
+) -> list[ChartMark]:
+    """Return points by state; triangles (below the axis) and crosses (diverged) at the edge."""
+    distribution = space.distributions[param]
     score = trials["score"].to_numpy(dtype=float)
-    below = (score < foot) & np.isfinite(score)
-    marks: list[Mark] = []
-    for state, name, color, symbol in _STATES:
+    below = (score < lower_edge) & np.isfinite(score)
+    marks: list[ChartMark] = []
+    for state, name, color, symbol in _STATE_STYLES:
         if state == "below":
             mask = below
         elif state == "diverged":
             mask = (trials["state"] == state).to_numpy()
         else:
             mask = (trials["state"] == state).to_numpy() & np.isfinite(score) & ~below
-        rows = trials[mask & trials[KNOB + knob].notna().to_numpy()]
+        rows = trials[mask & trials[PARAM_PREFIX + param].notna().to_numpy()]
         if rows.empty:
             continue
-        y = rows["score"].fillna(foot).clip(lower=foot).to_numpy(dtype=float)
-        x = _spread(places(distribution, rows[KNOB + knob]), distribution)
+        y = rows["score"].fillna(lower_edge).clip(lower=lower_edge).to_numpy(dtype=float)
+        x = _jitter_choices(axis_positions(distribution, rows[PARAM_PREFIX + param]), distribution)
         texts = [
-            f"{t}: {number(v)} → {'diverged' if s != s else f'{s:.4f}'} ({e} epochs)"
+            f"{t}: {format_value(v)} → {'diverged' if s != s else f'{s:.4f}'} ({e} epochs)"
             for t, v, s, e in zip(
-                rows["trial"], rows[KNOB + knob], rows["score"], rows["epochs"], strict=True
+                rows["trial"],
+                rows[PARAM_PREFIX + param],
+                rows["score"],
+                rows["epochs"],
+                strict=True,
             )
         ]
-        marks.append(Dots(x, list(y), name, color, symbol, texts, size=4, opacity=0.75))
+        marks.append(ScatterMark(x, list(y), name, color, symbol, texts, size=4, opacity=0.75))
     return marks
 
 
-def _spread(x: Sequence[float], distribution: object) -> list[float]:
-    """Choices side by side instead of on one line; the offset is a hash of the order."""
+def _jitter_choices(x: Sequence[float], distribution: object) -> list[float]:
+    """Spread the points of a choice sideways; the offset depends only on their order."""
     if not isinstance(distribution, CategoricalDistribution):
         return list(x)
     return [v + 0.5 * ((i * 0.618034) % 1.0 - 0.5) for i, v in enumerate(x)]
 
 
-def _curves(curves: pd.DataFrame, space: Space, knob: str) -> list[Mark]:
-    distribution = space.distributions[knob]
-    marks: list[Mark] = []
+def _curve_marks(curves: pd.DataFrame, space: SearchSpace, param: str) -> list[ChartMark]:
+    distribution = space.distributions[param]
+    marks: list[ChartMark] = []
     for region, name, color, dash in (
         ("whole", "average, whole space", PALETTE[6], True),
-        ("good", "average, others good", ACCENT, False),
+        ("good", "average, others good", ACCENT_COLOR, False),
     ):
-        rows = curves[(curves["knob"] == knob) & (curves["region"] == region)]
-        known = rows["supported"].to_numpy(dtype=bool)
-        if not known.any():
+        rows = curves[(curves["knob"] == param) & (curves["region"] == region)]
+        is_supported = rows["supported"].to_numpy(dtype=bool)
+        if not is_supported.any():
             continue
-        x = places(distribution, rows["value"])
+        x = axis_positions(distribution, rows["value"])
         mean, low, high = (
-            np.where(known, rows[c].to_numpy(dtype=float), np.nan) for c in ("mean", "low", "high")
+            np.where(is_supported, rows[c].to_numpy(dtype=float), np.nan)
+            for c in ("mean", "low", "high")
         )
         if isinstance(distribution, CategoricalDistribution):
             half = (high - low) / 2
             marks.append(
-                Dots(x, list(mean), name, color, "diamond", errors=list(half), size=7, opacity=1.0)
+                ScatterMark(
+                    x, list(mean), name, color, "diamond", errors=list(half), size=7, opacity=1.0
+                )
             )
             continue
-        marks.append(Band(x, list(low), list(high), _BANDS[region], color))
-        marks.append(Line(x, list(mean), name, color, dash=dash))
+        marks.append(BandMark(x, list(low), list(high), _BAND_LABELS[region], color))
+        marks.append(LineMark(x, list(mean), name, color, dash=dash))
     return marks
 
 
-def _stable(findings: Findings, loss: str, knob: str) -> list[Mark]:
-    ranges = findings.losses[loss].stable
+def _stable_range_marks(findings: StudyFindings, loss: str, param: str) -> list[ChartMark]:
+    ranges = findings.losses[loss].stable_ranges
     if isinstance(ranges, Refusal):
         return []
-    row = ranges[ranges["knob"] == knob].iloc[0]
+    row = ranges[ranges["knob"] == param].iloc[0]
     if row["status"] != "stable" or row["low"] is None or pd.isna(row["low"]):
         return []
-    return [Span(float(row["low"]), float(row["high"]), "stable range", GOOD)]
+    return [SpanMark(float(row["low"]), float(row["high"]), "stable range", GOOD_COLOR)]
 
 
-def _claims(space: Space, knob: str) -> list[Mark]:
-    """What the paper says about the knob, where it is a range or a value."""
-    distribution = space.distributions[knob]
+def _claim_marks(space: SearchSpace, param: str) -> list[ChartMark]:
+    """Return the ranges and values that the paper claims for the hyperparameter."""
+    distribution = space.distributions[param]
     if isinstance(distribution, CategoricalDistribution):
         return []
     bounds = (float(distribution.low), float(distribution.high))  # type: ignore[attr-defined]
-    marks: list[Mark] = []
+    marks: list[ChartMark] = []
     for claim in space.claims:
         test = claim.test
-        if isinstance(test, StableRange) and test.knob == knob:
+        if isinstance(test, StableRange) and test.knob == param:
             low = bounds[0] if test.low is None else max(test.low, bounds[0])
             high = bounds[1] if test.high is None else min(test.high, bounds[1])
             if low < high:
-                marks.append(Span(low, high, "claimed stable", PALETTE[1]))
-        elif isinstance(test, GoodValue) and test.knob == knob and not isinstance(test.value, str):
-            marks.append(Rule(float(test.value), "claimed good", color=PALETTE[1]))
+                marks.append(SpanMark(low, high, "claimed stable", PALETTE[1]))
+        elif isinstance(test, GoodValue) and test.knob == param and not isinstance(test.value, str):
+            marks.append(ReferenceLine(float(test.value), "claimed good", color=PALETTE[1]))
     return marks

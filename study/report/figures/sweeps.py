@@ -1,37 +1,50 @@
-"""One-at-a-time sweeps as the papers print them, beside the model's curve."""
+"""Figure of the sweeps: one hyperparameter at a time as papers plot it, and the model's curve."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from study.analyses.findings import Findings
-from study.analyses.samples import Array
-from study.report.chart import ACCENT, BAD, PALETTE, Axis, Band, Chart, Dots, Line, Mark, Panel
-from study.report.words import knob_axis, knob_label, metric_label, places
+from study.analyses.findings import StudyFindings
+from study.analyses.surrogate.observations import FloatArray
+from study.report.charts.spec import (
+    ACCENT_COLOR,
+    BAD_COLOR,
+    PALETTE,
+    BandMark,
+    Chart,
+    ChartAxis,
+    ChartMark,
+    ChartPanel,
+    LineMark,
+    ScatterMark,
+)
+from study.report.formatting import axis_positions, metric_label, param_axis, param_label
 
 
-def chart(findings: Findings, loss: str) -> Chart | None:
-    """One panel per swept knob and anchor; None without sweeps."""
+def build_sweep_chart(findings: StudyFindings, loss: str) -> Chart | None:
+    """Plot one panel per swept hyperparameter and anchor; None without sweeps."""
     found, space = findings.losses[loss], findings.table.spaces[loss]
     objective = metric_label(str(findings.table.protocol.get("objective", "score")))
     panels = []
     for (swept, anchor), rows in found.sweeps.groupby(["swept", "anchor"], sort=True):
-        knob = str(swept)
-        distribution = space.distributions[knob]
-        x = np.array(places(distribution, rows["value"]))
+        param = str(swept)
+        distribution = space.distributions[param]
+        x = np.array(axis_positions(distribution, rows["value"]))
         order = np.argsort(x)
         mean = rows["mean"].to_numpy(dtype=float)[order]
         half = np.nan_to_num(rows["high"].to_numpy(dtype=float)[order] - mean)
-        marks: list[Mark] = []
-        curve = found.sweep_models.get((knob, str(anchor)))
+        marks: list[ChartMark] = []
+        curve = found.sweep_predictions.get((param, str(anchor)))
         if curve is not None and len(curve):
-            at = places(distribution, curve["value"])
-            marks.append(Band(at, list(curve["low"]), list(curve["high"]), "model, 90 %", ACCENT))
-            marks.append(Line(at, list(curve["mean"]), "model", ACCENT, dash=True))
+            at = axis_positions(distribution, curve["value"])
+            marks.append(
+                BandMark(at, list(curve["low"]), list(curve["high"]), "model, 90 %", ACCENT_COLOR)
+            )
+            marks.append(LineMark(at, list(curve["mean"]), "model", ACCENT_COLOR, dash=True))
         seeds = int(rows["seeds"].min())
-        marks.append(Line(list(x[order]), list(mean), "", PALETTE[1]))
+        marks.append(LineMark(list(x[order]), list(mean), "", PALETTE[1]))
         marks.append(
-            Dots(
+            ScatterMark(
                 list(x[order]),
                 list(mean),
                 f"measured, {seeds} seeds, 95 %",
@@ -41,25 +54,35 @@ def chart(findings: Findings, loss: str) -> Chart | None:
                 opacity=1.0,
             )
         )
-        lost = rows["diverged"].to_numpy(dtype=int)[order]
-        if lost.any():
-            marks.append(_diverged(x[order], lost, rows["seeds"].to_numpy(dtype=int)[order], mean))
-        title = f"{knob_label(space, knob)} from the {anchor} point"
-        panels.append(Panel(title, knob_axis(space, knob), Axis(objective), tuple(marks)))
+        n_diverged = rows["diverged"].to_numpy(dtype=int)[order]
+        if n_diverged.any():
+            n_scored = rows["seeds"].to_numpy(dtype=int)[order]
+            marks.append(_diverged_marks(x[order], n_diverged, n_scored, mean))
+        title = f"{param_label(space, param)} from the {anchor} point"
+        panels.append(
+            ChartPanel(title, param_axis(space, param), ChartAxis(objective), tuple(marks))
+        )
     if not panels:
         return None
     return Chart(
         f"sweeps-{loss}",
-        f"One knob at a time: {loss}",
-        "Measured by training at each value, all other knobs at the anchor; intervals over seeds.",
+        f"One hyperparameter at a time: {loss}",
+        "Measured by training at each value with all other hyperparameters at the anchor; "
+        "intervals over seeds.",
         tuple(panels),
     )
 
 
-def _diverged(x: Array, lost: np.ndarray, scored: np.ndarray, mean: Array) -> Dots:
-    """Crosses where seeds diverged: at the mean of the others, at the foot without others."""
-    foot = float(np.nanmin(mean)) if np.isfinite(mean).any() else 0.0
-    at = lost > 0
-    texts = [f"{k} of {k + n} seeds diverged" for k, n in zip(lost[at], scored[at], strict=True)]
-    y = np.where(np.isfinite(mean), mean, foot)[at]
-    return Dots(list(x[at]), list(y), "diverged", BAD, "cross", texts, size=7, opacity=1.0)
+def _diverged_marks(
+    x: FloatArray, n_diverged: np.ndarray, n_scored: np.ndarray, mean: FloatArray
+) -> ScatterMark:
+    """Return crosses where seeds diverged: at the mean of the others, else at the lowest mean."""
+    lowest = float(np.nanmin(mean)) if np.isfinite(mean).any() else 0.0
+    at = n_diverged > 0
+    texts = [
+        f"{k} of {k + n} seeds diverged" for k, n in zip(n_diverged[at], n_scored[at], strict=True)
+    ]
+    y = np.where(np.isfinite(mean), mean, lowest)[at]
+    return ScatterMark(
+        list(x[at]), list(y), "diverged", BAD_COLOR, "cross", texts, size=7, opacity=1.0
+    )

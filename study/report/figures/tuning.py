@@ -1,92 +1,102 @@
-"""What tuning buys: expected best of n, gain per knob, and the way from published to best."""
+"""Figures of what tuning gains: best of n trials, gain per hyperparameter, path to the best."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pandas as pd
 
-from study.analyses.findings import Findings
-from study.analyses.surrogate import Refusal
-from study.report.chart import ACCENT, PALETTE, Axis, Band, Bars, Chart, Line, Mark, Panel
-from study.report.words import knob_label, metric_label, number
+from study.analyses.findings import StudyFindings
+from study.analyses.surrogate.surrogate import Refusal
+from study.report.charts.spec import (
+    ACCENT_COLOR,
+    PALETTE,
+    BandMark,
+    BarMark,
+    Chart,
+    ChartAxis,
+    ChartMark,
+    ChartPanel,
+    LineMark,
+)
+from study.report.formatting import format_value, metric_label, param_label
 
 
-def expected(findings: Findings) -> Chart | None:
-    """Median best of n trials per loss; None when no loss has enough Sobol trials."""
+def build_expected_best_chart(findings: StudyFindings) -> Chart | None:
+    """Plot the median best of n trials per loss; None if no loss has enough Sobol trials."""
     objective = metric_label(str(findings.table.protocol.get("objective", "score")))
     panels = []
     for i, (loss, found) in enumerate(findings.losses.items()):
-        rows = found.expected
+        rows = found.expected_best
         if rows.empty:
             continue
         color = PALETTE[i % len(PALETTE)]
         finite = rows["high"].replace(np.inf, np.nan)
         top = float(max(finite.max(), rows["median"].max()))
-        closed = rows[np.isfinite(rows["high"]) & np.isfinite(rows["low"])]
-        marks: list[Mark] = []
-        if len(closed):
-            marks.append(
-                Band(
-                    list(closed["n"]), list(closed["low"]), list(closed["high"]), "90 % band", color
-                )
-            )
+        bounded = rows[np.isfinite(rows["high"]) & np.isfinite(rows["low"])]
+        marks: list[ChartMark] = []
+        if len(bounded):
+            n, ends = list(bounded["n"]), (list(bounded["low"]), list(bounded["high"]))
+            marks.append(BandMark(n, *ends, "90 % band", color))
         marks += [
-            Line(
+            LineMark(
                 list(rows["n"]),
                 list(rows["low"].replace(-np.inf, np.nan)),
                 "at least",
                 color,
                 dash=True,
             ),
-            Line(list(rows["n"]), list(rows["median"]), "median", color),
+            LineMark(list(rows["n"]), list(rows["median"]), "median", color),
         ]
         low = float(rows["low"].replace(-np.inf, np.nan).min())
-        y = Axis(
+        y = ChartAxis(
             f"best {objective} of n", limits=(low - 0.05 * (top - low), top + 0.1 * (top - low))
         )
-        panels.append(Panel(loss, Axis("n, trials drawn blindly", log=True), y, tuple(marks)))
+        panels.append(
+            ChartPanel(loss, ChartAxis("n, number of random trials", log=True), y, tuple(marks))
+        )
     if not panels:
         return None
     return Chart(
         "expected-best",
-        "What a tuning budget buys",
-        "From the Sobol part alone. The band holds for all n at once with 90 %; it has no upper "
-        "end where n asks for scores rarer than these trials can show.",
+        "What a tuning budget gains",
+        "Estimated from the Sobol trials only. The 90 % band holds for all n at once; it has no "
+        "upper end where the best of n is rarer than these trials can show.",
         tuple(panels),
     )
 
 
-def chart(findings: Findings, loss: str) -> Chart | None:
-    """Gain of each knob alone, and the greedy path; None without a published point."""
-    tuned, space = findings.losses[loss].tuned, findings.table.spaces[loss]
+def build_tuning_gain_chart(findings: StudyFindings, loss: str) -> Chart | None:
+    """Plot the gain of each hyperparameter alone and the greedy path; None if refused."""
+    tuned, space = findings.losses[loss].tuning, findings.table.spaces[loss]
     if isinstance(tuned, Refusal):
         return None
     alone = tuned.tunability
     labels = [
-        f"{knob_label(space, k)} → {number(v)}"
+        f"{param_label(space, k)} → {format_value(v)}"
         for k, v in zip(alone["knob"], alone["to"], strict=True)
     ]
-    bars = Bars(
-        labels, list(alone["gain"]), list(alone["low"]), list(alone["high"]), "gain", ACCENT
-    )
+    title, axis = "Tuning one hyperparameter alone", ChartAxis("gain over published")
+    panels = [ChartPanel(title, axis, ChartAxis(""), (_gain_bars(labels, alone, ACCENT_COLOR),))]
     steps = tuned.path[tuned.path["step"] > 0]
-    names = [
-        f"{i}. {knob_label(space, k)} → {number(v)}"
-        for i, k, v in zip(steps["step"], steps["knob"], steps["to"], strict=True)
-    ]
-    way = Bars(
-        names, list(steps["gain"]), list(steps["low"]), list(steps["high"]), "gain", PALETTE[1]
-    )
-    gained = Axis("gain over published")
-    panels = [Panel("Tuning one knob alone", gained, Axis(""), (bars,))]
     if len(steps):
+        labels = [
+            f"{i}. {param_label(space, k)} → {format_value(v)}"
+            for i, k, v in zip(steps["step"], steps["knob"], steps["to"], strict=True)
+        ]
+        title, axis = "From published to best, step by step", ChartAxis("gain of the step")
         panels.append(
-            Panel(
-                "From published to best, step by step", Axis("gain of the step"), Axis(""), (way,)
-            )
+            ChartPanel(title, axis, ChartAxis(""), (_gain_bars(labels, steps, PALETTE[1]),))
         )
     return Chart(
         f"tuning-{loss}",
-        f"What tuning buys: {loss}",
-        "By the model, with 90 % bands. The order of the steps is greedy and not the only one.",
+        f"What tuning gains: {loss}",
+        "Estimated by the model, with 90 % bands. The order of the steps is greedy; other orders "
+        "are possible.",
         tuple(panels),
     )
+
+
+def _gain_bars(labels: Sequence[str], rows: pd.DataFrame, color: str) -> BarMark:
+    return BarMark(labels, list(rows["gain"]), list(rows["low"]), list(rows["high"]), "gain", color)

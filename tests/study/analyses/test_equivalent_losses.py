@@ -1,4 +1,4 @@
-"""Is a pair of names a noise floor exactly where nothing but its names differs?"""
+"""Equivalent losses: two names of one function, trained identically or differently."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from search_spaces import get_space
-from search_spaces.space import Space, Value
-from search_spaces.training import PROXY_RATES
-from study.analyses.twins import one_function, trained_apart
+from search_spaces.equivalence import describe_proxy_init
+from search_spaces.shared.training import PROXY_RATE_PARAMS
+from search_spaces.space import ParamValue, SearchSpace
+from study.analyses.equivalent_losses import find_differently_trained_pairs, find_equivalent_losses
 
 Float = FloatDistribution
-Case = tuple[str, dict[str, BaseDistribution], dict[str, Value]]
+Case = tuple[str, dict[str, BaseDistribution], dict[str, ParamValue]]
 
 
-def spaces(*pairs: Case) -> dict[str, Space]:
-    """Spaces by loss; each is (loss, what is searched, what is held)."""
-    found = {}
+def spaces(*pairs: Case) -> dict[str, SearchSpace]:
+    """Return spaces by loss, each from (loss, searched ranges, fixed values)."""
+    by_loss = {}
     for loss, search, fixed in pairs:
         base = get_space(loss)
         if loss.startswith("pml:"):
-            base = Space(loss=loss, paper="", scientific={}, nuisance=PROXY_RATES)
-        found[loss] = base.with_changes(search=search, fixed=fixed)
-    return found
+            base = SearchSpace(loss=loss, paper="", scientific={}, nuisance=PROXY_RATE_PARAMS)
+        by_loss[loss] = base.with_changes(search=search, fixed=fixed)
+    return by_loss
 
 
-def test_the_three_names_of_one_function_pair_as_they_come() -> None:
+def test_three_names_of_one_function_are_one_group() -> None:
     three = spaces(
         ("norm_softmax", {}, {}), ("proxy_nca_pp", {}, {}), ("am_softmax", {}, {"m": 0.0})
     )
-    assert one_function(three) == [("norm_softmax", "proxy_nca_pp", "am_softmax")]
-    assert trained_apart(three) == []
+    assert find_equivalent_losses(three) == [("norm_softmax", "proxy_nca_pp", "am_softmax")]
+    assert find_differently_trained_pairs(three) == []
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "why"),
+    ("one", "other", "difference"),
     [
         (
             ("norm_softmax", {"temperature": Float(0.005, 0.5, log=True)}, {}),
@@ -66,10 +67,12 @@ def test_the_three_names_of_one_function_pair_as_they_come() -> None:
         ),
     ],
 )
-def test_a_function_searched_elsewhere_is_no_noise_floor(one: Case, other: Case, why: str) -> None:
+def test_a_function_searched_in_another_range_is_not_a_noise_floor(
+    one: Case, other: Case, difference: str
+) -> None:
     pair = spaces(one, other)
-    assert one_function(pair) == []
-    assert trained_apart(pair) == [(one[0], other[0], why)]
+    assert find_equivalent_losses(pair) == []
+    assert find_differently_trained_pairs(pair) == [(one[0], other[0], difference)]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,8 @@ def test_a_function_searched_elsewhere_is_no_noise_floor(one: Case, other: Case,
         ),
     ],
 )
-def test_what_counts_is_the_function_and_not_the_number(one: Case, other: Case) -> None:
-    assert one_function(spaces(one, other)) == [(one[0], other[0])]
+def test_ranges_are_compared_by_the_function_they_give(one: Case, other: Case) -> None:
+    assert find_equivalent_losses(spaces(one, other)) == [(one[0], other[0])]
 
 
 @pytest.mark.parametrize(
@@ -110,26 +113,28 @@ def test_what_counts_is_the_function_and_not_the_number(one: Case, other: Case) 
         ),
     ],
 )
-def test_a_library_s_name_of_one_of_ours_is_apart_by_its_start_alone(
+def test_a_library_loss_differs_from_ours_only_in_its_initialisation(
     ours: Any, theirs: Any
 ) -> None:
     name, search, fixed = theirs
     ranges: dict[str, BaseDistribution] = {
-        knob: Float(low, high, log=True) for knob, (low, high) in search.items()
+        param: Float(low, high, log=True) for param, (low, high) in search.items()
     }
     pair = spaces(ours, (f"pml:{name}", ranges, fixed))
-    assert one_function(pair) == []
-    (apart,) = trained_apart(pair)
-    assert apart.why.startswith("start of the proxies at length one and ")
+    assert find_equivalent_losses(pair) == []
+    (apart,) = find_differently_trained_pairs(pair)
+    start = f"proxy initialisation {describe_proxy_init(ours[0])} and "
+    assert apart.difference.startswith(start)
 
 
-def test_a_library_s_loss_left_at_its_default_is_no_searched_one() -> None:
-    assert trained_apart(spaces(("norm_softmax", {}, {}), ("pml:ProxyNCALoss", {}, {}))) == []
+def test_a_library_loss_at_its_default_is_not_equivalent_to_a_searched_one() -> None:
+    pair = spaces(("norm_softmax", {}, {}), ("pml:ProxyNCALoss", {}, {}))
+    assert find_differently_trained_pairs(pair) == []
 
 
-def test_two_of_the_library_s_names_pair() -> None:
+def test_two_library_losses_can_be_equivalent() -> None:
     pair = spaces(
         ("pml:NormalizedSoftmaxLoss", {"temperature": Float(0.005, 0.5, log=True)}, {}),
         ("pml:CosFaceLoss", {"scale": Float(2.0, 200.0, log=True)}, {"margin": 0.0}),
     )
-    assert one_function(pair) == [("pml:NormalizedSoftmaxLoss", "pml:CosFaceLoss")]
+    assert find_equivalent_losses(pair) == [("pml:NormalizedSoftmaxLoss", "pml:CosFaceLoss")]

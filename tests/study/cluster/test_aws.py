@@ -1,6 +1,6 @@
-"""cluster.yaml, as far as it can be tried without AWS: Ray's own code against moto, in process.
+"""cluster.yaml without AWS: Ray's own code against moto, in this process.
 
-Never a whole `ray up` here: it would go on to ssh to a made-up address.
+A complete `ray up` is not possible, because it would continue with ssh to a made-up address.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ import yaml
 from moto import mock_aws
 from packaging.requirements import Requirement
 
-from study.cluster.files import aws_file
 from study.cluster.head import find_head
+from study.cluster.templates import render_aws_file
+from study.config.schema import ResourcesSection
 from study.errors import StudyError
-from study.file import ResourcesSection
-from study.tuning.growth import possible_nodes, together, wish_of
-from study.tuning.placement import fitting
+from study.runner.autoscaling import combine_demands, compute_demand, parse_possible_nodes
+from study.runner.placement import count_fitting_trials
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 REGION = "us-west-2"
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The file, prepared by Ray in an account that has what its comments say to make."""
-    home = str(tmp_path_factory.mktemp("home"))  # Ray writes the key it makes to ~/.ssh
+    """The file, prepared by Ray in an account that has what its comments describe."""
+    home = str(tmp_path_factory.mktemp("home"))  # Ray writes the key that it creates to ~/.ssh
     with pytest.MonkeyPatch.context() as patch, mock_aws():
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "test")
-        for name, value in {"AWS_DEFAULT_REGION": REGION, "HOME": home, "TMPDIR": home}.items():
+        for name, value in {
+            "AWS_DEFAULT_REGION": REGION,
+            "HOME": home,
+            "TMPDIR": home,
+        }.items():
             patch.setenv(name, value)
         patch.delenv("AWS_ENDPOINT_URL", raising=False)
         text = (ROOT / "cluster.yaml").read_text()
@@ -47,7 +51,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 
 def make_account() -> str:
-    """Security group, roles and profiles as cluster.yaml describes them; gives the group."""
+    """Create security group, roles and profiles as in cluster.yaml; return the group."""
     ec2, iam = boto3.client("ec2"), boto3.client("iam")
     group: str = ec2.create_security_group(GroupName="dml-study", Description="x")["GroupId"]
     ssh = {"FromPort": 22, "ToPort": 22, "IpProtocol": "tcp"}
@@ -66,7 +70,7 @@ def make_account() -> str:
 
 
 def prepared(config: dict[str, Any]) -> dict[str, Any]:
-    """What `ray up` makes of the file before it talks to any machine."""
+    """Process the file as `ray up` does before it connects to any machine."""
     from ray.autoscaler._private.aws.config import bootstrap_aws
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config, validate_config
@@ -79,7 +83,7 @@ def prepared(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def create(config: dict[str, Any], kind: str, node_type: str, count: int) -> None:
-    """Ray's own node provider makes instances of a type."""
+    """Create instances of a type with Ray's own node provider."""
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 
     provider = AWSNodeProvider(config["provider"], config["cluster_name"])
@@ -99,16 +103,16 @@ def instances() -> list[dict[str, Any]]:
     return [instance for reservation in found for instance in reservation["Instances"]]
 
 
-def test_ray_accepts_the_file_and_makes_its_machines(ready: dict[str, Any]) -> None:
+def test_ray_accepts_the_file_and_creates_its_machines(ready: dict[str, Any]) -> None:
     create(ready, "head", "head", 1)
     create(ready, "worker", "gpu", 1)
-    made = instances()
-    head = [i for i in made if i["InstanceType"] == "m7i.xlarge"]
-    workers = [i for i in made if i["InstanceType"] == "g5.2xlarge"]
+    created = instances()
+    head = [i for i in created if i["InstanceType"] == "m7i.xlarge"]
+    workers = [i for i in created if i["InstanceType"] == "g5.2xlarge"]
     assert (len(head), len(workers)) == (1, 1)
     assert all(i.get("InstanceLifecycle") == "spot" for i in workers)
     assert "InstanceLifecycle" not in head[0]
-    for instance in made:
+    for instance in created:
         kind = "head" if instance in head else "worker"
         assert instance["IamInstanceProfile"]["Arn"].endswith(f"instance-profile/dml-study-{kind}")
     assert ready["auth"]["ssh_private_key"].endswith(".pem")
@@ -118,27 +122,27 @@ def test_a_laptop_finds_the_head_and_its_key(ready: dict[str, Any]) -> None:
     file = Path(os.environ["HOME"], "cluster.yaml")
     ec2 = boto3.client("ec2")
     ec2.terminate_instances(InstanceIds=[instance["InstanceId"] for instance in instances()])
-    with pytest.raises(StudyError, match="cluster dml-study is not up; first: ray up"):
+    with pytest.raises(StudyError, match="cluster dml-study is not up; run: ray up"):
         find_head(file)
     create(ready, "head", "head", 1)
-    (made,) = [i for i in instances() if i["State"]["Name"] == "running"]
+    (instance,) = [i for i in instances() if i["State"]["Name"] == "running"]
     head = find_head(file)
     assert (head.cluster, head.user) == ("dml-study", "ubuntu")
-    assert head.address == made["PublicIpAddress"]
+    assert head.address == instance["PublicIpAddress"]
     assert head.key == ready["auth"]["ssh_private_key"]
 
 
-def test_a_laptop_without_the_key_makes_no_other(
+def test_a_laptop_without_the_key_does_not_create_another(
     ready: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's own look-up would make a second key pair in the account, which opens nothing."""
+    """Ray's own look-up would create a second key pair, which would not open the head."""
     file = Path(os.environ["HOME"], "cluster.yaml")
     create(ready, "head", "head", 1)
     ec2 = boto3.client("ec2")
     before = [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]]
     assert len(before) == 1
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(StudyError, match=rf"{before[0]}.pem is missing, .* copy it from where"):
+    with pytest.raises(StudyError, match=rf"{before[0]}.pem, .* is missing; copy it from"):
         find_head(file)
     assert [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]] == before
     assert f"{before[0].rpartition('_')[0]}_REGION" in (ROOT / "cluster.yaml").read_text()
@@ -158,21 +162,21 @@ def test_workers_scale_from_none_to_one_limit(ready: dict[str, Any]) -> None:
     types = ready["available_node_types"]
     assert (types["gpu"]["min_workers"], types["gpu"]["max_workers"]) == (0, 8)
     assert (ROOT / "cluster.yaml").read_text().count("max_workers") == 1
-    nodes = possible_nodes(ready)
-    assert fitting(ResourcesSection(gpus_per_trial=1), nodes) == 8
-    wish = wish_of(ResourcesSection(gpus_per_trial=0.5, cpus_per_trial=4), 100, nodes)
-    assert together([wish], nodes) == [{"CPU": 4, "GPU": 0.5}] * 16
+    nodes = parse_possible_nodes(ready)
+    assert count_fitting_trials(ResourcesSection(gpus_per_trial=1), nodes) == 8
+    demand = compute_demand(ResourcesSection(gpus_per_trial=0.5, cpus_per_trial=4), 100, nodes)
+    assert combine_demands([demand], nodes) == [{"CPU": 4, "GPU": 0.5}] * 16
 
 
-def test_what_a_user_changes_is_three_lines() -> None:
+def test_a_user_changes_three_lines() -> None:
     lines = (ROOT / "cluster.yaml").read_text().splitlines()
     assert sum("CHANGE:" in line for line in lines) == 3
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12"])  # Ubuntu 24.04 brings 3.12
+@pytest.mark.parametrize("python", ["3.11", "3.12"])  # Ubuntu 24.04 has 3.12
 def test_nodes_install_exactly_the_constraints(python: str) -> None:
-    """Everything the project needs, down to the last dependency, has its version in the file."""
-    there = {"python_version": python, "python_full_version": f"{python}.0"}
+    """The versions of all direct and indirect dependencies are in the file."""
+    markers = {"python_version": python, "python_full_version": f"{python}.0"}
     pins = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
@@ -184,29 +188,29 @@ def test_nodes_install_exactly_the_constraints(python: str) -> None:
         for text in requirements(name):
             need = Requirement(text)
             key = normal(need.name)
-            if need.marker and not need.marker.evaluate({**there, "extra": extra}):
+            if need.marker and not need.marker.evaluate({**markers, "extra": extra}):
                 continue
             assert key in pinned or key == "setuptools", f"{need.name} (of {name}) is not pinned"
             found = {(key, e) for e in ("", *need.extras)} - seen
             seen |= found
             todo += found
     assert len(seen) > 50
-    for text in ((ROOT / "cluster.yaml").read_text(), aws_file()):
+    for text in ((ROOT / "cluster.yaml").read_text(), render_aws_file()):
         (install,) = [c for c in yaml.safe_load(text)["setup_commands"] if "pip install" in c]
         assert "-c ~/dml-study/constraints.txt ~/dml-study" in install
 
 
-def test_a_cluster_has_the_name_that_was_chosen() -> None:
-    assert yaml.safe_load(aws_file())["cluster_name"] == "dml-study"
+def test_a_cluster_has_the_chosen_name() -> None:
+    assert yaml.safe_load(render_aws_file())["cluster_name"] == "dml-study"
     for name in ("team-b", "2024"):
-        chosen, plain = yaml.safe_load(aws_file(name)), yaml.safe_load(aws_file())
+        chosen, plain = yaml.safe_load(render_aws_file(name)), yaml.safe_load(render_aws_file())
         assert chosen.pop("cluster_name") == name
         assert plain.pop("cluster_name") == "dml-study"
         assert chosen == plain
 
 
-def test_everything_the_nodes_need_is_shipped() -> None:
-    mounts = yaml.safe_load(aws_file())["file_mounts"]
+def test_all_files_that_the_nodes_need_are_copied() -> None:
+    mounts = yaml.safe_load(render_aws_file())["file_mounts"]
     assert all(Path(source).exists() for source in mounts.values())
     shipped = {Path(source).name for source in mounts.values()}
     needed = {"study", "trainables", "search_spaces", "pyproject.toml", "constraints.txt"}
@@ -214,7 +218,7 @@ def test_everything_the_nodes_need_is_shipped() -> None:
 
 
 def requirements(name: str) -> list[str]:
-    """What a package asks for; nothing is known of one that only another Python needs."""
+    """Requirements of a package; empty for one that only another Python version needs."""
     try:
         return distribution(name).requires or []
     except PackageNotFoundError:

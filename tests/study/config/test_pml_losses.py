@@ -1,4 +1,4 @@
-"""Losses of pytorch-metric-learning are studied as ours are."""
+"""Losses of pytorch-metric-learning are planned and trained like the built-in ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from study.config.loader import parse_config
+from study.config.plan import Plan
+from study.config.planner import build_plan
 from study.errors import StudyError
-from study.jobs import Job
-from study.plan import Plan
-from study.planning import build_plan
-from study.read_file import parse_study
-from tests.study.driven import write_features
-from trainables.training import Training
-from trainables.workbench import open_bench
+from study.trials.job import Job
+from tests.support.running_studies import write_features
+from trainables.training.context import open_context
+from trainables.training.trial_trainer import TrialTrainer
 
 pytest.importorskip("pytorch_metric_learning", reason="the extra `pml` is not installed")
 
@@ -26,7 +26,7 @@ def plan_of(folder: Path, losses: dict[str, Any]) -> Plan:
         "losses": losses,
         "training": {"epochs": 2, "batch_size": 32, "embedding_dim": 16},
     }
-    return build_plan(parse_study(content))
+    return build_plan(parse_config(content))
 
 
 def test_ranges_of_the_study_file_are_searched_and_train(tmp_path: Path) -> None:
@@ -37,17 +37,17 @@ def test_ranges_of_the_study_file_are_searched_and_train(tmp_path: Path) -> None
             "pml:ProxyAnchorLoss": {"search": {"alpha": [8, 64, "log"]}, "fixed": {"margin": 0.2}},
         },
     )
-    assert list(plan.spaces["pml:TripletMarginLoss"].searched) == ["margin", "head_lr"]
-    # It has proxies, so their rate is searched, too.
-    searched = list(plan.spaces["pml:ProxyAnchorLoss"].searched)
+    assert list(plan.spaces["pml:TripletMarginLoss"].searched_params) == ["margin", "head_lr"]
+    # It has proxies, so their learning rate is searched as well.
+    searched = list(plan.spaces["pml:ProxyAnchorLoss"].searched_params)
     assert searched == ["alpha", "head_lr", "proxy_lr"]
     for loss in plan.losses:
-        job = Job("t", loss, 0, "sobol", plan.example(loss), seed=0)
-        spec = plan.trial_spec(job, cache_dir=tmp_path, checkpoint_dir="")
-        bench = open_bench(spec.dataset, spec.backbone, cache_dir=tmp_path)
-        assert 0.0 < Training(spec, bench).run_epoch()["score"] <= 1.0
+        job = Job("t", loss, 0, "sobol", plan.example_point(loss), seed=0)
+        spec = plan.build_trial_spec(job, cache_dir=tmp_path, checkpoint_dir="")
+        context = open_context(spec.dataset, spec.backbone, cache_dir=tmp_path)
+        assert 0.0 < TrialTrainer(spec, context).run_epoch()["score"] <= 1.0
 
 
-def test_an_unknown_knob_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="unknown knob 'margn'; did you mean 'margin'"):
+def test_an_unknown_hyperparameter_is_a_one_line_error(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="unknown hyperparameter 'margn'; did you mean 'margin'"):
         plan_of(tmp_path, {"pml:TripletMarginLoss": {"search": {"margn": [0.01, 1.0]}}})

@@ -1,4 +1,4 @@
-"""A study goes on with what it began with, or says what has changed."""
+"""Data and weights of a resumed study are compared with those it started with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from study.checks import open_data
-from study.data_record import DATA_FILE, DataRecord
 from study.errors import StudyError
-from tests.study.tuning_simulation import make_plan
-from trainables.backbone import build_backbone
-from trainables.data import load_dataset
-from trainables.workbench import Bench
+from study.runner.data_fingerprint import DATA_FILE_NAME, DataFingerprint
+from study.runner.preflight import open_data
+from tests.support.scheduler_simulation import make_plan
+from trainables.data.registry import load_dataset
+from trainables.models.backbone import build_backbone
+from trainables.training.context import TrainingContext
 
 
 def test_a_moved_split_is_refused(tmp_path: Path) -> None:
@@ -29,13 +29,13 @@ def test_a_moved_split_is_refused(tmp_path: Path) -> None:
         path = str(tmp_path / "a.npz")
         return load_dataset("arrays", cache_dir=tmp_path / "c", path=path).fingerprint
 
-    DataRecord(tmp_path, fingerprint(12))
-    DataRecord(tmp_path, fingerprint(12))
-    with pytest.raises(StudyError, match="are not those it began with"):
-        DataRecord(tmp_path, fingerprint(16))
+    DataFingerprint(tmp_path, fingerprint(12))
+    DataFingerprint(tmp_path, fingerprint(12))
+    with pytest.raises(StudyError, match=r"changed \(fingerprint"):
+        DataFingerprint(tmp_path, fingerprint(16))
 
 
-def bench_with_weights(folder: Path, seed: int) -> Bench:
+def bench_with_weights(folder: Path, seed: int) -> TrainingContext:
     """A study's small data and a backbone that starts from a file."""
     torch.manual_seed(seed)
     backbone = build_backbone("conv4", in_channels=1, image_size=28)
@@ -52,21 +52,25 @@ def test_replaced_weights_are_refused(tmp_path: Path) -> None:
     """The file has the same name; trials would start elsewhere and the untrained row be stale."""
     (tmp_path / "small").mkdir()
     for _ in range(2):
-        bench = bench_with_weights(tmp_path, seed=1)
-        DataRecord(tmp_path / "small", bench.dataset.fingerprint, bench.weights)
+        context = bench_with_weights(tmp_path, seed=1)
+        DataFingerprint(
+            tmp_path / "small", context.dataset.fingerprint, context.initial_weights_fingerprint
+        )
     other = bench_with_weights(tmp_path, seed=2)
-    assert other.dataset.fingerprint == bench.dataset.fingerprint
-    with pytest.raises(StudyError, match="the weights that small starts from are not those it"):
-        DataRecord(tmp_path / "small", other.dataset.fingerprint, other.weights)
+    assert other.dataset.fingerprint == context.dataset.fingerprint
+    with pytest.raises(StudyError, match="the weights that small starts from changed"):
+        DataFingerprint(
+            tmp_path / "small", other.dataset.fingerprint, other.initial_weights_fingerprint
+        )
 
 
-def test_a_study_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    """Its fingerprint was made in another way; what is there now is what it goes on with."""
+def test_a_study_of_an_older_version_continues(tmp_path: Path) -> None:
+    """Its fingerprint was computed in another way; the study continues with today's files."""
     scores = {"validation": {"map_at_r": 0.5}}
-    (tmp_path / DATA_FILE).write_text(json.dumps({"fingerprint": "old", "untrained": scores}))
+    (tmp_path / DATA_FILE_NAME).write_text(json.dumps({"fingerprint": "old", "untrained": scores}))
     for _ in range(2):
-        known = DataRecord(tmp_path, "new", "weights")
-        assert known.untrained("validation") == scores["validation"]
+        known = DataFingerprint(tmp_path, "new", "weights")
+        assert known.get_baseline_scores("validation") == scores["validation"]
     for now in (("other", "weights"), ("new", "others")):
-        with pytest.raises(StudyError, match="are not those it began with"):
-            DataRecord(tmp_path, *now)
+        with pytest.raises(StudyError, match=r"changed \(fingerprint"):
+            DataFingerprint(tmp_path, *now)

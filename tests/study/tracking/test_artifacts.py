@@ -1,21 +1,22 @@
-"""Are a study's files with the runs they belong to: the newest ones, and no others?"""
+"""Artifacts of runs: the newest files of a study, and no others."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from study.report.folder import replaced
-from study.tracking.files import store
-from study.tracking.local import default_uri, prepare
+from study.directory import default_tracking_uri
+from study.tracking.artifacts import store_artifact
 from study.tracking.reader import read_table
-from study.tracking.spool import is_waiting
+from study.tracking.spool import has_unshipped_records
+from study.tracking.sqlite_store import create_store
+from study.utils.atomic_folder import replacing_folder
+from tests.support.tracked_study import OpenTracker, TrackedStudy
 
 
 def _runs(client: MlflowClient, study: str) -> dict[str, Run]:
@@ -33,12 +34,12 @@ def _files(client: MlflowClient, run: Run, folder: str | None = None) -> list[st
 
 
 @pytest.mark.parametrize("kind", ["database", "server"])
-def test_what_a_shorter_report_and_a_new_best_trial_leave_behind_goes(
+def test_files_of_an_older_report_and_of_a_former_best_trial_are_removed(
     kind: str,
     study_dir: Path,
     tmp_path: Path,
-    open_tracker: Any,
-    story: Any,
+    open_tracker: OpenTracker,
+    tracked_study: TrackedStudy,
     request: pytest.FixtureRequest,
 ) -> None:
     uri = request.getfixturevalue("mlflow_server") if kind == "server" else None
@@ -49,14 +50,14 @@ def test_what_a_shorter_report_and_a_new_best_trial_leave_behind_goes(
     for name in ("index.html", "figures/response-circle.png", "figures/sweep-circle.png"):
         (report / name).write_bytes(b"old")
     tracker = open_tracker(study_dir, uri, experiment="short")
-    tracker.open_study(name="short", plan=story.plan, losses=["circle"], note="")
+    tracker.open_study(name="short", plan=tracked_study.plan, losses=["circle"], note="")
     for number in (1, 2):
-        story.trial(tracker, story.record("circle", number))
-    tracker.artifact(report, to="study", folder="report")
-    tracker.artifact(figures, to="circle", folder="figures", only=["sweep-circle.png"])
-    tracker.gallery(gallery, loss="circle", trial="circle-0001")
+        tracked_study.log_trial(tracker, tracked_study.make_record("circle", number))
+    tracker.log_artifact(report, to="study", folder="report")
+    tracker.log_artifact(figures, to="circle", folder="figures", only=["sweep-circle.png"])
+    tracker.log_gallery(gallery, loss="circle", trial="circle-0001")
     assert tracker.flush(60.0)
-    client = MlflowClient(uri or default_uri(study_dir))
+    client = MlflowClient(uri or default_tracking_uri(study_dir))
     runs = _runs(client, "short")
     client.log_text(runs["short"].info.run_id, "of a person", "notes.txt")
     assert _files(client, runs["circle"]) == ["circle.png", "figures/sweep-circle.png"]
@@ -65,10 +66,10 @@ def test_what_a_shorter_report_and_a_new_best_trial_leave_behind_goes(
     (figures / "sweep-circle.png").unlink()
     for path in (report / "index.html", gallery):
         path.write_bytes(b"new")
-    tracker.artifact(report, to="study", folder="report")
-    tracker.artifact(figures, to="circle", folder="figures", only=["response-circle.png"])
-    for _ in range(2):  # told twice, as after a crash
-        tracker.gallery(gallery, loss="circle", trial="circle-0002")
+    tracker.log_artifact(report, to="study", folder="report")
+    tracker.log_artifact(figures, to="circle", folder="figures", only=["response-circle.png"])
+    for _ in range(2):  # written twice, as after a crash
+        tracker.log_gallery(gallery, loss="circle", trial="circle-0002")
         assert tracker.flush(60.0)
     assert _files(client, runs["short"]) == [
         *("notes.txt", "plan.json", "report/figures/response-circle.png", "report/index.html")
@@ -79,29 +80,29 @@ def test_what_a_shorter_report_and_a_new_best_trial_leave_behind_goes(
     for run in ("circle", "circle-002"):
         path = client.download_artifacts(runs[run].info.run_id, "circle.png")
         assert Path(path).read_bytes() == b"new"
-    assert tracker.status().refused == 0
+    assert tracker.get_status().refused == 0
 
 
 def test_files_reach_study_loss_and_trial(
-    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+    study_dir: Path, tmp_path: Path, open_tracker: OpenTracker, tracked_study: TrackedStudy
 ) -> None:
     page, plots = tmp_path / "report.html", tmp_path / "plots"
     page.write_text("<p>old</p>", encoding="utf-8")
     plots.mkdir()
     (plots / "alpha.png").write_bytes(b"png")
     tracker = open_tracker(study_dir)
-    story.open(tracker)
-    story.trial(tracker, story.record("circle", 1))
-    tracker.artifact(page, to="study", folder="report")
-    tracker.artifact(plots, to="circle", folder="response")
-    tracker.artifact(page, to="circle-0001")
-    tracker.artifact(tmp_path / "gone.html", to="study")
+    tracked_study.open_study(tracker)
+    tracked_study.log_trial(tracker, tracked_study.make_record("circle", 1))
+    tracker.log_artifact(page, to="study", folder="report")
+    tracker.log_artifact(plots, to="circle", folder="response")
+    tracker.log_artifact(page, to="circle-0001")
+    tracker.log_artifact(tmp_path / "gone.html", to="study")
     assert tracker.flush(60.0)
     page.write_text("<p>new</p>", encoding="utf-8")
-    tracker.artifact(page, to="study", folder="report")
+    tracker.log_artifact(page, to="study", folder="report")
     assert tracker.flush(60.0)
-    assert tracker.status().refused == 1
-    client = MlflowClient(default_uri(study_dir))
+    assert tracker.get_status().refused == 1
+    client = MlflowClient(default_tracking_uri(study_dir))
     runs = _runs(client, "groceries")
     new = client.download_artifacts(runs["groceries"].info.run_id, "report/report.html")
     assert Path(new).read_text() == "<p>new</p>"
@@ -109,35 +110,35 @@ def test_files_reach_study_loss_and_trial(
     assert _files(client, runs["circle-001"]) == ["report.html"]
 
 
-def test_a_file_that_cannot_be_stored_holds_up_nothing_else(
-    study_dir: Path, tmp_path: Path, open_tracker: Any, story: Any
+def test_a_file_that_cannot_be_stored_does_not_block_records(
+    study_dir: Path, tmp_path: Path, open_tracker: OpenTracker, tracked_study: TrackedStudy
 ) -> None:
     page, artifacts = tmp_path / "report.html", study_dir / "artifacts"
     page.write_text("<p>new</p>", encoding="utf-8")
     artifacts.write_text("a file where the folder should be", encoding="utf-8")
     tracker = open_tracker(study_dir, patience=0.2)
-    story.open(tracker)
-    tracker.artifact(page, to="study", folder="report")
-    story.trial(tracker, story.record("circle", 1))
+    tracked_study.open_study(tracker)
+    tracker.log_artifact(page, to="study", folder="report")
+    tracked_study.log_trial(tracker, tracked_study.make_record("circle", 1))
     assert tracker.flush(60.0)
-    status = tracker.status()
+    status = tracker.get_status()
     assert (status.unstored, status.refused) == (2, 0)  # the plan's own file, too
     assert "a file cannot be stored" in status.error
-    trials = read_table(default_uri(study_dir), "groceries").trials
+    trials = read_table(default_tracking_uri(study_dir), "groceries").trials
     assert trials["state"].tolist() == ["finished"]
-    assert is_waiting(study_dir / "spool")
+    assert has_unshipped_records(study_dir / "spool")
     artifacts.unlink()
     assert tracker.close(60.0)
-    assert (tracker.status().unstored, tracker.status().error) == (0, "")
-    assert not is_waiting(study_dir / "spool")
+    assert (tracker.get_status().unstored, tracker.get_status().error) == (0, "")
+    assert not has_unshipped_records(study_dir / "spool")
     assert [path.read_text() for path in artifacts.rglob("report.html")] == ["<p>new</p>"]
     assert list(artifacts.rglob("plan.json"))
 
 
-def test_a_report_that_is_made_anew_meanwhile_is_stored_whole(study_dir: Path) -> None:
-    """Page, figures and tables of one report, however often the next one takes its place."""
-    client = MlflowClient(default_uri(study_dir))
-    prepare(default_uri(study_dir))
+def test_a_report_that_is_replaced_while_stored_is_stored_consistently(study_dir: Path) -> None:
+    """Page, figures and tables come from the same report, however often it is replaced."""
+    client = MlflowClient(default_tracking_uri(study_dir))
+    create_store(default_tracking_uri(study_dir))
     experiment = client.create_experiment("busy", (study_dir / "artifacts").as_uri())
     run = client.create_run(experiment)
     report, ended = study_dir / "report", threading.Event()
@@ -146,19 +147,21 @@ def test_a_report_that_is_made_anew_meanwhile_is_stored_whole(study_dir: Path) -
     writer.start()
     try:
         for _ in range(10):
-            store(client, run.info.run_id, report, "report")
+            store_artifact(client, run.info.run_id, report, "report")
             stored = study_dir / "artifacts" / run.info.run_id / "artifacts" / "report"
             files = [p for p in stored.rglob("*") if p.is_file() and p.name != "manifest.json"]
             assert len(files) == 61
             assert len({path.read_text() for path in files}) == 1
-            store(client, run.info.run_id, report / "figures", "figures", ["0.png", "29.png"])
+            store_artifact(
+                client, run.info.run_id, report / "figures", "figures", ["0.png", "29.png"]
+            )
             drawn = sorted(stored.with_name("figures").iterdir())
             assert [p.name for p in drawn] == ["0.png", "29.png"]
             assert len({path.read_text() for path in drawn}) == 1
     finally:
         ended.set()
         writer.join()
-    assert int((stored / "index.html").read_text()) > 0, "else nothing was made meanwhile"
+    assert int((stored / "index.html").read_text()) > 0, "the report must have been replaced"
 
 
 def _write_often(report: Path, ended: threading.Event) -> None:
@@ -169,7 +172,7 @@ def _write_often(report: Path, ended: threading.Event) -> None:
 
 
 def _write(report: Path, number: int) -> None:
-    with replaced(report) as new:
+    with replacing_folder(report) as new:
         for name in ("index.html", *(f"figures/{i}.png" for i in range(30))):
             (new / name).write_text(str(number))
         for i in range(30):

@@ -1,4 +1,4 @@
-"""Can others load and serve the winner's embeddings without this project?"""
+"""The registered winner, loaded and served without this project."""
 
 from __future__ import annotations
 
@@ -24,17 +24,25 @@ import torch
 from mlflow import MlflowClient
 from torch import nn
 
+from study.directory import default_tracking_uri
 from study.errors import StudyError
-from study.finishing import whole_network
-from study.tracking.local import default_uri, relocate
-from study.tracking.model import Features, Images, export, log_model, serve_command
-from study.tracking.server import free_port
-from trainables.backbone import build_backbone
-from trainables.model import EmbeddingModel, pool
-from trainables.settings import Settings
-from trainables.workbench import Bench
+from study.runner.winner import attach_backbone
+from study.tracking.model_registry import (
+    FeatureInputs,
+    ImageInputs,
+    export_network,
+    log_model,
+    serve_command,
+)
+from study.tracking.sqlite_store import repair_artifact_paths
+from study.tracking.ui_server import find_free_port
+from tests.support.tracked_study import OpenTracker, TrackedStudy
+from trainables.config import TrainingSettings
+from trainables.models.backbone import build_backbone
+from trainables.models.embedding import EmbeddingModel, pool_features
+from trainables.training.context import TrainingContext
 
-README = Path(__file__).resolve().parents[3] / "README.md"
+MLFLOW_PAGE = Path(__file__).resolve().parents[3] / "docs" / "mlflow.md"
 SERVE = "mlflow models serve"
 
 
@@ -54,13 +62,13 @@ def _network() -> nn.Module:
 def store(finished: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "groceries"
     shutil.copytree(finished, folder)
-    relocate(folder)
+    repair_artifact_paths(folder)
     return folder
 
 
 def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
-    uri, network = default_uri(store), _network()
-    inputs = Images(height=24, width=20)
+    uri, network = default_tracking_uri(store), _network()
+    inputs = ImageInputs(height=24, width=20)
     before = mlflow.get_tracking_uri(), os.environ.get("MLFLOW_REGISTRY_URI")
     log = partial(log_model, uri, study="groceries", trial="circle-0008", inputs=inputs)
     assert serve_command(uri, "groceries") == ""
@@ -84,28 +92,30 @@ def test_the_winner_is_registered_loaded_and_served(store: Path) -> None:
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_command_of_the_readme_serves_a_study_of_that_name(
-    tmp_path: Path, empty_store: Path, open_tracker: Any, story: Any
+def test_the_documented_command_serves_a_study_of_that_name(
+    tmp_path: Path, empty_store: Path, open_tracker: OpenTracker, tracked_study: TrackedStudy
 ) -> None:
-    folder, inputs = tmp_path / "studies" / "my", Images(height=24, width=20)
+    folder, inputs = tmp_path / "studies" / "my", ImageInputs(height=24, width=20)
     folder.mkdir(parents=True)
     shutil.copy(empty_store, folder / "mlflow.db")
     tracker = open_tracker(folder, experiment="my")
-    tracker.open_study(name="my", plan=story.plan, losses=["circle"], note="")
-    story.trial(tracker, story.record("circle", 8, origin="confirm", split="test"))
+    tracker.open_study(name="my", plan=tracked_study.plan, losses=["circle"], note="")
+    tracked_study.log_trial(
+        tracker, tracked_study.make_record("circle", 8, origin="confirm", split="test")
+    )
     assert tracker.close(60.0)
-    uri, trial = default_uri(folder), "circle-0008"
+    uri, trial = default_tracking_uri(folder), "circle-0008"
     log_model(uri, study="my", trial=trial, network=_network(), inputs=inputs)
-    (command,) = [line for line in README.read_text("utf-8").splitlines() if SERVE in line]
+    (command,) = [line for line in MLFLOW_PAGE.read_text("utf-8").splitlines() if SERVE in line]
     assert command.replace("$PWD", str(tmp_path)) == serve_command(uri, "my")
     images = np.zeros((2, 24, 20, 3), dtype=np.uint8)
     assert _in_another_process(command, images, tmp_path).shape == (2, 16)
 
 
 def test_features_and_unknown_trials(store: Path) -> None:
-    uri, network = default_uri(store), nn.Linear(12, 4)
+    uri, network = default_tracking_uri(store), nn.Linear(12, 4)
     address = log_model(
-        uri, study="groceries", trial="circle-0001", network=network, inputs=Features(12)
+        uri, study="groceries", trial="circle-0001", network=network, inputs=FeatureInputs(12)
     )
     mlflow.set_tracking_uri(uri)
     try:
@@ -117,42 +127,46 @@ def test_features_and_unknown_trials(store: Path) -> None:
     np.testing.assert_allclose(model.predict(rows), expected, rtol=1e-4, atol=1e-6)
     assert model.metadata.signature.outputs.inputs[0].shape == (-1, 4)
     with pytest.raises(StudyError, match="no trial 'circle-9999'"):
-        log_model(uri, study="groceries", trial="circle-9999", network=network, inputs=Features(12))
+        log_model(
+            uri, study="groceries", trial="circle-9999", network=network, inputs=FeatureInputs(12)
+        )
 
 
-def test_a_model_of_somebody_else_is_left_alone(store: Path) -> None:
-    uri, network = default_uri(store), nn.Linear(12, 4)
+def test_a_registered_model_of_other_origin_is_not_touched(store: Path) -> None:
+    uri, network = default_tracking_uri(store), nn.Linear(12, 4)
     client = MlflowClient(uri)
     client.create_registered_model("groceries")
     client.create_model_version("groceries", source=str(store))
-    with pytest.raises(StudyError, match="a model 'groceries' of somebody else"):
-        log_model(uri, study="groceries", trial="circle-0001", network=network, inputs=Features(12))
+    with pytest.raises(StudyError, match="model 'groceries' was not written by this study"):
+        log_model(
+            uri, study="groceries", trial="circle-0001", network=network, inputs=FeatureInputs(12)
+        )
     assert [v.version for v in client.search_model_versions("name = 'groceries'")] == [1]
 
 
-def test_a_frozen_backbone_of_tokens_travels_with_the_model(tmp_path: Path) -> None:
+def test_a_frozen_backbone_of_tokens_is_part_of_the_model(tmp_path: Path) -> None:
     backbone = build_backbone("test_vit", in_channels=3, image_size=32, frozen=True)
     head = EmbeddingModel(
-        None, backbone.num_features, Settings(embedding_dim=8, pooling="max")
+        None, backbone.num_features, TrainingSettings(embedding_dim=8, pooling="max")
     ).eval()
-    bench = Bench(cast(Any, None), {"frozen": True}, backbone, 32, tmp_path)
-    network, inputs = whole_network(bench, head)
-    assert export(network, inputs, tmp_path / "program.pt2") == 8
-    assert isinstance(inputs, Images)
+    context = TrainingContext(cast(Any, None), {"frozen": True}, backbone, 32, tmp_path)
+    network, inputs = attach_backbone(context, head)
+    assert export_network(network, inputs, tmp_path / "program.pt2") == 8
+    assert isinstance(inputs, ImageInputs)
     program = torch.export.load(tmp_path / "program.pt2").module()
     for count in (1, 5):
         images = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8)
         batch = (images / 255 - torch.tensor(inputs.mean)) / torch.tensor(inputs.std)
         with torch.inference_mode():
-            expected = head(pool(backbone(batch.permute(0, 3, 1, 2)), "max"))
+            expected = head(pool_features(backbone(batch.permute(0, 3, 1, 2)), "max"))
             torch.testing.assert_close(program(images), expected, rtol=1e-3, atol=1e-5)
 
 
 def _in_another_process(
     command: str, images: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], folder: Path
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """What the command that serves it answers: typed as it is, where this project is not known."""
-    port = free_port()
+    """Run the serving command without this project and return its predictions."""
+    port = find_free_port()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     ours = {"PYTHONPATH": "", "PATH": path, "OMP_NUM_THREADS": "1", "MLFLOW_PORT": str(port)}
     log = (folder / "serve.log").open("wb")

@@ -1,13 +1,10 @@
-"""Do real servers get everything: killed and restarted, behind passwords, tokens and TLS?"""
+"""Real servers: behind passwords, tokens and TLS, and PostgreSQL."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
-import os
 import shutil
-import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -18,84 +15,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import sqlalchemy
 from mlflow import MlflowClient
 
 from study.errors import StudyError
-from study.tracking.address import with_driver
-from study.tracking.probe import check_store
+from study.tracking.health import check_store
 from study.tracking.reader import read_table
-from study.tracking.server import free_port, serve
+from study.tracking.ui_server import run_mlflow_server
+from study.utils.tracking_uri import with_driver
+from tests.support.tracked_study import OpenTracker, TrackedStudy
 
 SECRET = "s3cret-word-of-ada"
 
 
-def _server_of(port: int) -> psutil.Process:
-    """The leader of the process group that listens on the port."""
-    listening = [
-        entry.pid
-        for entry in psutil.net_connections("tcp")
-        if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port and entry.pid
-    ]
-    return psutil.Process(os.getpgid(listening[0]))
-
-
-def test_a_taken_port_is_named(empty_store: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        store = f"sqlite:///{empty_store}"
-        with pytest.raises(StudyError, match=f"port {port} .*is taken"), serve(store, port=port):
-            pass
-
-
 @pytest.mark.faults
-def test_a_server_killed_and_restarted_in_the_middle(
-    study_dir: Path, open_tracker: Any, story: Any, doubles: Any
-) -> None:
-    port, store = free_port(), f"sqlite:///{study_dir / 'mlflow.db'}"
-    root = study_dir / "artifacts"
-    # The study begins while no server is up.
-    tracker = open_tracker(study_dir, f"http://127.0.0.1:{port}", process=True, patience=0.5)
-    story.open(tracker)
-    for number in range(5):
-        story.trial(tracker, story.record("circle", number))
-    with serve(store, port=port, artifact_root=root):
-        for number in range(5, 15):
-            story.trial(tracker, story.record("circle", number))
-            time.sleep(0.1)
-        _wait(lambda: _count(study_dir) > 3)
-        leader = _server_of(port)
-        family = [leader, *leader.children(recursive=True)]
-        os.killpg(leader.pid, signal.SIGKILL)
-        for number in range(15, 25):
-            story.trial(tracker, story.record("circle", number))
-            time.sleep(0.02)
-        _wait(lambda: tracker.status().error)
-        assert not tracker.flush(0.0)
-    psutil.wait_procs(family, timeout=10)
-    with serve(store, port=port, artifact_root=root) as address:
-        family = psutil.Process(_server_of(port).pid).children(recursive=True)
-        tracker.end_study(state="FINISHED")
-        assert tracker.flush(60.0)
-        assert tracker.status().error == ""
-        table = read_table(address, "groceries")
-    assert not [process for process in family if process.is_running()]
-    assert table.trials["state"].tolist() == ["finished"] * 25
-    assert len(table.curves) == 75
-    assert tracker.status().refused == 0
-    assert doubles(study_dir / "mlflow.db") == []
-
-
-@pytest.mark.faults
-def test_basic_auth_passes_through_and_stays_out_of_sight(
+def test_basic_auth_works_and_is_not_shown(
     study_dir: Path,
     empty_store: Path,
-    open_tracker: Any,
-    story: Any,
+    open_tracker: OpenTracker,
+    tracked_study: TrackedStudy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = study_dir / "auth.ini"
@@ -109,21 +48,26 @@ def test_basic_auth_passes_through_and_stays_out_of_sight(
     monkeypatch.setenv("MLFLOW_AUTH_ADMIN_PASSWORD", SECRET)
     monkeypatch.setenv("MLFLOW_FLASK_SERVER_SECRET_KEY", "cookies")
     store = f"sqlite:///{study_dir / 'mlflow.db'}"
-    with serve(store, artifact_root=study_dir / "artifacts", basic_auth=True) as address:
-        stranger = open_tracker(study_dir, address, process=True)
-        story.open(stranger)
-        story.trial(stranger, story.record("circle", 1))
-        _wait(lambda: stranger.status().error)
-        assert not stranger.flush(0.0)
-        assert "401" in stranger.status().error or "credentials" in stranger.status().error
-        stranger.close(0.0)
+    with run_mlflow_server(
+        store, artifact_root=study_dir / "artifacts", basic_auth=True
+    ) as address:
+        unauthenticated = open_tracker(study_dir, address, process=True)
+        tracked_study.open_study(unauthenticated)
+        tracked_study.log_trial(unauthenticated, tracked_study.make_record("circle", 1))
+        _wait(lambda: unauthenticated.get_status().error)
+        assert not unauthenticated.flush(0.0)
+        assert (
+            "401" in unauthenticated.get_status().error
+            or "credentials" in unauthenticated.get_status().error
+        )
+        unauthenticated.close(0.0)
         with pytest.raises(StudyError):
             read_table(address, "groceries")
         # User and password from MLflow's own variables.
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
         known = open_tracker(study_dir, address, process=True)
-        story.trial(known, story.record("circle", 2))
+        tracked_study.log_trial(known, tracked_study.make_record("circle", 2))
         assert known.close(60.0)
         assert len(read_table(address, "groceries").trials) == 2
         # Or inside the address.
@@ -131,12 +75,14 @@ def test_basic_auth_passes_through_and_stays_out_of_sight(
         monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
         inside = address.replace("://", f"://ada:{SECRET}@")
         assert len(read_table(inside, "groceries").trials) == 2
-        told = open_tracker(study_dir, inside, process=True)
-        story.open(told)
-        told.trial_started(story.record("circle", 3, tags={"store": inside}, fixed={"at": inside}))
-        told.trial_ended("circle-0003", state="failed", error=f"no {inside}", timestamp=1.8e9)
-        told.note(f"kept at {inside}")
-        assert told.close(60.0)
+        tracker = open_tracker(study_dir, inside, process=True)
+        tracked_study.open_study(tracker)
+        tracker.start_trial(
+            tracked_study.make_record("circle", 3, tags={"store": inside}, fixed={"at": inside})
+        )
+        tracker.end_trial("circle-0003", state="failed", error=f"no {inside}", timestamp=1.8e9)
+        tracker.set_note(f"kept at {inside}")
+        assert tracker.close(60.0)
     (study_dir / "auth.db").unlink()
     for path in study_dir.rglob("*"):
         if path.is_file():
@@ -196,19 +142,19 @@ def guarded(mlflow_server: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-def test_token_and_certificate_pass_through(
+def test_token_and_certificate_are_used(
     guarded: tuple[str, Path],
     tmp_path: Path,
-    open_tracker: Any,
-    story: Any,
+    open_tracker: OpenTracker,
+    tracked_study: TrackedStudy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address, certificate = guarded
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
     monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(certificate))
     tracker = open_tracker(tmp_path, address, process=True, experiment="guarded")
-    tracker.open_study(name="guarded", plan=story.plan, losses=["circle"], note="")
-    story.trial(tracker, story.record("circle", 1))
+    tracker.open_study(name="guarded", plan=tracked_study.plan, losses=["circle"], note="")
+    tracked_study.log_trial(tracker, tracked_study.make_record("circle", 1))
     assert tracker.close(60.0)
     assert read_table(address, "guarded").trials["trial"].tolist() == ["circle-0001"]
     assert check_store(address) == ""
@@ -218,17 +164,21 @@ def test_token_and_certificate_pass_through(
     monkeypatch.delenv("MLFLOW_TRACKING_SERVER_CERT_PATH")
     with pytest.raises(StudyError, match="refuses"):
         check_store(address)
-    with pytest.raises(StudyError, match="does not answer"):
+    with pytest.raises(StudyError, match="tracking store"):
         read_table(address, "guarded")
 
 
 @pytest.mark.postgres
 def test_postgresql_holds_the_same_study(
-    postgres: str, finished: Path, tmp_path: Path, open_tracker: Any, story: Any
+    postgres: str,
+    finished: Path,
+    tmp_path: Path,
+    open_tracker: OpenTracker,
+    tracked_study: TrackedStudy,
 ) -> None:
     root = tmp_path / "artifacts"
     tracker = open_tracker(tmp_path, postgres, process=True, artifact_root=root)
-    story.tell(tracker)
+    tracked_study.log_study(tracker)
     assert tracker.close(120.0)
     there = read_table(postgres, "groceries")
     here = read_table(f"sqlite:///{finished / 'mlflow.db'}", "groceries")
@@ -236,14 +186,14 @@ def test_postgresql_holds_the_same_study(
     assert there.curves.to_csv() == here.curves.to_csv()
     assert there.baseline == here.baseline
     again = open_tracker(tmp_path, postgres, artifact_root=root)
-    story.tell(again)
+    tracked_study.log_study(again)
     assert again.flush(120.0)
     assert read_table(postgres, "groceries").curves.to_csv() == here.curves.to_csv()
     with _read_only(postgres):  # as during a failover
-        story.trial(again, story.record("circle", 20))
-        _wait(lambda: "read-only" in again.status().error)
+        tracked_study.log_trial(again, tracked_study.make_record("circle", 20))
+        _wait(lambda: "read-only" in again.get_status().error)
     assert again.close(60.0)
-    assert again.status().refused == 0
+    assert again.get_status().refused == 0
     assert "circle-0020" in set(read_table(postgres, "groceries").trials["trial"])
     shutil.rmtree(root)  # as seen from another machine
     assert read_table(postgres, "groceries").spaces == here.spaces
@@ -273,10 +223,3 @@ def _wait(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def _count(folder: Path) -> int:
-    import sqlite3
-
-    with sqlite3.connect(folder / "mlflow.db") as connection:
-        return int(connection.execute("SELECT COUNT(*) FROM runs").fetchone()[0])

@@ -1,4 +1,4 @@
-"""A report's folder holds one report, whatever happened to those before it."""
+"""A report folder contains one complete report, whatever happened to earlier ones."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from pathlib import Path
 
 import pytest
 
-from study.report import folder
+from study.utils import atomic_folder
 
 
-def put(out: Path, *names: str, text: str = "new") -> None:
-    with folder.replaced(out) as new:
+def write_report(out: Path, *names: str, text: str = "new") -> None:
+    with atomic_folder.replacing_folder(out) as new:
         for name in ("index.html", *names):
             (new / name).write_text(text, "utf-8")
 
 
-def held(out: Path) -> set[str]:
+def list_files(out: Path) -> set[str]:
     return {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
 
 
-def test_what_a_killed_report_left_is_removed_and_a_running_ones_is_not(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed_and_those_of_running_ones_kept(
+    tmp_path: Path,
+) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    left = folder.unfinished(tmp_path, dead.pid)
-    alive = folder.unfinished(tmp_path, os.getppid())
-    elsewhere = Path(str(left).replace(socket.gethostname(), "another-host"))
-    for path in (left, alive, elsewhere):
+    leftover = atomic_folder.staging_path(tmp_path, dead.pid)
+    alive = atomic_folder.staging_path(tmp_path, os.getppid())
+    elsewhere = Path(str(leftover).replace(socket.gethostname(), "another-host"))
+    for path in (leftover, alive, elsewhere):
         path.mkdir(parents=True)
-    put(tmp_path, "figures/a.png")
-    assert [path.exists() for path in (left, alive, elsewhere)] == [False, True, True]
-    assert not folder.unfinished(tmp_path, os.getpid()).exists()
+    write_report(tmp_path, "figures/a.png")
+    assert [path.exists() for path in (leftover, alive, elsewhere)] == [False, True, True]
+    assert not atomic_folder.staging_path(tmp_path, os.getpid()).exists()
 
 
-def test_a_report_broken_off_while_it_is_put_in_place_is_tidied_up_by_the_next(
+def test_the_next_report_cleans_up_after_an_interrupted_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path, "figures/a.png", "figures/b.png", text="old")
+    write_report(tmp_path, "figures/a.png", "figures/b.png", text="old")
     moved: list[str] = []
 
     def breaks(source: Path, target: Path) -> None:
@@ -51,19 +53,19 @@ def test_a_report_broken_off_while_it_is_put_in_place_is_tidied_up_by_the_next(
         source.replace(target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "_move", breaks)
+        patch.setattr(atomic_folder, "_move_file", breaks)
         with pytest.raises(OSError, match="gone"):
-            put(tmp_path, "figures/c.png", "figures/d.png")
-    put(tmp_path, "figures/e.png")
-    assert held(tmp_path) == {"index.html", "manifest.json", "figures/e.png"}
+            write_report(tmp_path, "figures/c.png", "figures/d.png")
+    write_report(tmp_path, "figures/e.png")
+    assert list_files(tmp_path) == {"index.html", "manifest.json", "figures/e.png"}
     listed = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
     assert listed == {"files": ["figures/e.png"]}
 
 
-def test_figures_may_lead_to_another_file_system(
+def test_the_figures_folder_may_be_on_another_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As renaming answers there: by experience, since a test has one file system."""
+    """Simulated by the error that renaming raises there."""
     rename = Path.replace
 
     def far(self: Path, target: Path) -> Path:
@@ -72,15 +74,15 @@ def test_figures_may_lead_to_another_file_system(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "replace", far)
-    put(tmp_path, "figures/a.png", text="old")
-    put(tmp_path, "figures/a.png")
+    write_report(tmp_path, "figures/a.png", text="old")
+    write_report(tmp_path, "figures/a.png")
     assert (tmp_path / "figures" / "a.png").read_text("utf-8") == "new"
-    assert held(tmp_path) == {"index.html", "manifest.json", "figures/a.png"}
+    assert list_files(tmp_path) == {"index.html", "manifest.json", "figures/a.png"}
 
 
-def test_the_first_report_can_be_waited_for(tmp_path: Path) -> None:
-    with folder.replaced(tmp_path) as new:
-        assert (tmp_path / folder.MANIFEST).exists()
+def test_the_first_report_can_be_locked(tmp_path: Path) -> None:
+    with atomic_folder.replacing_folder(tmp_path) as new:
+        assert (tmp_path / atomic_folder.MANIFEST_FILE).exists()
         (new / "index.html").write_text("first", "utf-8")
-    with folder.still(tmp_path):
+    with atomic_folder.report_lock(tmp_path):
         assert (tmp_path / "index.html").read_text("utf-8") == "first"

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.data.sampler import epoch_batches
+from trainables.data.batch_sampler import sample_epoch_batches
+
+pytestmark = pytest.mark.split
 
 
 @given(
@@ -23,11 +25,11 @@ def test_balanced_batches(
     needed = -(-batch_size // images_per_class)
     if needed > len(sizes) or batch_size > len(labels):
         with pytest.raises(ValueError, match="needs"):
-            epoch_batches(
+            sample_epoch_batches(
                 labels, batch_size=batch_size, images_per_class=images_per_class, seed=seed
             )
         return
-    batches = epoch_batches(
+    batches = sample_epoch_batches(
         labels, batch_size=batch_size, images_per_class=images_per_class, seed=seed
     )
     assert len(batches) == len(labels) // batch_size
@@ -35,16 +37,16 @@ def test_balanced_batches(
         assert len(set(batch)) == len(batch) <= batch_size
         counts = np.bincount(labels[batch], minlength=len(sizes))
         assert counts.max() <= images_per_class
-        # A class gives all it is asked for, or all it has; only the last may be cut short.
+        # A class contributes the full number or all it has; only the last may contribute fewer.
         short = [c for c in np.flatnonzero(counts) if counts[c] < min(images_per_class, sizes[c])]
         assert len(short) <= 1
         if len(batch) < batch_size:
             assert (counts > 0).all()
 
 
-def test_every_class_and_every_image_has_its_turn() -> None:
+def test_every_class_and_every_image_takes_its_turn() -> None:
     labels = np.repeat(np.arange(12), 8)
-    batches = epoch_batches(labels, batch_size=24, images_per_class=4, seed=(3, 0))
+    batches = sample_epoch_batches(labels, batch_size=24, images_per_class=4, seed=(3, 0))
     assert sorted(np.concatenate(batches)) == list(range(96))
     for batch in batches:
         assert (np.bincount(labels[batch], minlength=12)[labels[batch]] == 4).all()
@@ -54,7 +56,9 @@ def test_same_seed_same_batches_and_other_epoch_other_batches() -> None:
     labels = np.repeat(np.arange(30), 7)
 
     def flat(images_per_class: int, seed: tuple[int, int]) -> list[int]:
-        batches = epoch_batches(labels, batch_size=20, images_per_class=images_per_class, seed=seed)
+        batches = sample_epoch_batches(
+            labels, batch_size=20, images_per_class=images_per_class, seed=seed
+        )
         return [int(i) for i in np.concatenate(batches)]
 
     for images_per_class in (0, 4):
@@ -65,7 +69,7 @@ def test_same_seed_same_batches_and_other_epoch_other_batches() -> None:
 
 def test_plain_shuffle_uses_images_once_and_drops_the_rest() -> None:
     labels = np.zeros(25, dtype=np.int64)
-    batches = epoch_batches(labels, batch_size=8, images_per_class=0, seed=0)
+    batches = sample_epoch_batches(labels, batch_size=8, images_per_class=0, seed=0)
     assert [len(b) for b in batches] == [8, 8, 8]
     assert len(set(np.concatenate(batches))) == 24
 
@@ -75,7 +79,7 @@ def test_plain_shuffle_uses_images_once_and_drops_the_rest() -> None:
     [
         (0, 4, "`batch_size >= 1`"),
         (8, -1, "`images_per_class >= 0`"),
-        (64, 4, "a batch of 64 needs as many images, got 40"),
+        (64, 4, "a batch of 64 needs 64 images, got 40"),
         (40, 4, "needs 10 classes, got 5"),
     ],
 )
@@ -84,4 +88,6 @@ def test_impossible_batches_are_refused(
 ) -> None:
     labels = np.repeat(np.arange(5), 8)
     with pytest.raises(ValueError, match=message):
-        epoch_batches(labels, batch_size=batch_size, images_per_class=images_per_class, seed=0)
+        sample_epoch_batches(
+            labels, batch_size=batch_size, images_per_class=images_per_class, seed=0
+        )

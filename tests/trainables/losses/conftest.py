@@ -1,4 +1,4 @@
-"""Batches that losses trip over, and losses at their published points."""
+"""Difficult batches, and losses at their published points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces import get_space
-from trainables.losses import build_loss, loss_knobs
+from trainables.losses import build_loss, loss_params
 
 N_CLASSES, DIM = 7, 5
 
@@ -33,7 +33,7 @@ def _single(generator: torch.Generator) -> Batch:
 
 
 def _duplicates(generator: torch.Generator) -> Batch:
-    # Copies within a class, and one vector that two classes share.
+    # Copies within a class, and a vector that two classes share.
     x, y = _random(generator)
     x = torch.cat([x, x[1:3], x[3:5]])
     return x, torch.cat([y, y[1:3], torch.tensor([5, 6])])
@@ -61,7 +61,7 @@ _BATCHES: dict[str, Callable[[torch.Generator], Batch]] = {
 
 @pytest.fixture(params=list(_BATCHES))
 def batch(request: pytest.FixtureRequest) -> Batch:
-    """Float64 embeddings of DIM and labels of N_CLASSES, one kind after another."""
+    """Float64 embeddings of DIM and labels of N_CLASSES, of every kind in turn."""
     return _BATCHES[request.param](torch.Generator().manual_seed(5))
 
 
@@ -72,7 +72,7 @@ def random_batch() -> Batch:
 
 @pytest.fixture
 def make_loss() -> Callable[..., nn.Module]:
-    """`make_loss(name, **changed knobs)`: the loss at its first published point, in float64."""
+    """`make_loss(name, **changed)`: the loss at its first published point, in float64."""
 
     def make(
         name: str,
@@ -82,9 +82,9 @@ def make_loss() -> Callable[..., nn.Module]:
         dtype: torch.dtype = torch.float64,
         **changed: Any,
     ) -> nn.Module:
-        known = loss_knobs(name)
+        known = loss_params(name)
         published = get_space(name).published[0].values
-        knobs = {k: v for k, v in published.items() if k in known} | changed
-        return build_loss(name, n_classes=n_classes, dim=dim, **knobs).to(dtype)
+        params = {k: v for k, v in published.items() if k in known} | changed
+        return build_loss(name, n_classes=n_classes, dim=dim, **params).to(dtype)
 
     return make

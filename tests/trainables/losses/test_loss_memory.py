@@ -1,6 +1,6 @@
-"""How much memory does a step take: what the settings and the formula say, and no more?
+"""Memory of a step: bounded by the settings and the formula.
 
-Counted from the allocations themselves, as torch's profiler records them, not from the process.
+Counted from the allocations that torch's profiler records, not from the memory of the process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from tests.support.loss_gradients import set_memory_budget
 from trainables.losses import LOSSES
-from trainables.losses.blocks import Budget
+from trainables.losses.kernels.blocks import MemoryBudget
+
+pytestmark = pytest.mark.split
 
 PROXY = [name for name, info in LOSSES.items() if info.family == "proxy"]
 ALL_PROXY = [*PROXY, *(f"{name}+synthesis" for name in PROXY)]
@@ -25,22 +28,16 @@ FLOAT = 4
 Make = Callable[..., Any]
 
 
-def set_budget(loss: nn.Module, budget: Budget) -> None:
-    for module in loss.modules():
-        if hasattr(module, "budget"):
-            setattr(module, "budget", budget)  # noqa: B010 - modules are typed as tensors' owners
-
-
-def build(make_loss: Make, name: str, *, dim: int = DIM, **knobs: float) -> Any:
-    """Float32, in small blocks; SoftTriple with three centres, which take a third of the time."""
+def build(make_loss: Make, name: str, *, dim: int = DIM, **params: float) -> Any:
+    """Build a float32 loss with small blocks; SoftTriple gets three centres to save time."""
     centres = {"centers": 3} if name.startswith("soft_triple") else {}
-    loss = make_loss(name, n_classes=N_CLASSES, dim=dim, dtype=torch.float32, **centres, **knobs)
-    set_budget(loss, Budget(block_bytes=BLOCK))
+    loss = make_loss(name, n_classes=N_CLASSES, dim=dim, dtype=torch.float32, **centres, **params)
+    set_memory_budget(loss, MemoryBudget(block_bytes=BLOCK))
     return loss
 
 
 def peak_bytes(loss: nn.Module, x: Tensor, y: Tensor) -> int:
-    """Most bytes alive at once in a step, beyond those alive before it."""
+    """Return the peak of allocated bytes in a step, beyond those allocated before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss(x, y).backward()
     events: Any = profiler.profiler
@@ -63,17 +60,17 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 
 def planes_of(loss: nn.Module) -> int:
-    """Numbers per sample and class that backward needs."""
+    """Return how many numbers per sample and class backward needs."""
     proxies = loss.proxies
     assert isinstance(proxies, Tensor)
     return proxies.shape[1] + 2 if proxies.dim() == 3 else 1
 
 
 def rest_of(loss: nn.Module, count: int) -> int:
-    """Bytes that grow with neither batch x classes nor classes x dim.
+    """Return the bytes that grow with neither batch x classes nor classes x dim.
 
-    A few blocks; a few dozen batches of vectors (embeddings, what is interpolated, gradients); a
-    few numbers per class (norms, for SoftTriple the products of a class's centres).
+    These are a few blocks, a few dozen batches of vectors (embeddings, interpolated samples,
+    gradients) and a few numbers per class (norms; for SoftTriple the products of its centres).
     """
     proxies = loss.proxies
     assert isinstance(proxies, Tensor)
@@ -85,22 +82,22 @@ def rest_of(loss: nn.Module, count: int) -> int:
 
 @pytest.mark.parametrize("name", ALL_PROXY)
 def test_streaming_is_bounded_by_the_setting(name: str, make_loss: Make) -> None:
-    """The proxies' gradient, which any step has, and a few blocks; nothing grows with both."""
+    """The peak is the gradient of the proxies and a few blocks, nothing of batch x classes."""
     loss = build(make_loss, name)
-    set_budget(loss, Budget(keep_bytes=0, block_bytes=BLOCK))
+    set_memory_budget(loss, MemoryBudget(keep_bytes=0, block_bytes=BLOCK))
     peak = peak_bytes(loss, *samples(BATCH))
     assert peak <= loss.proxies.numel() * FLOAT + rest_of(loss, 2 * BATCH)
     kept = BATCH * N_CLASSES * planes_of(loss) * FLOAT
-    set_budget(loss, Budget(block_bytes=BLOCK))
+    set_memory_budget(loss, MemoryBudget(block_bytes=BLOCK))
     assert peak_bytes(loss, *samples(BATCH)) >= kept + loss.proxies.numel() * FLOAT
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("host", PROXY)
-def test_memory_of_synthesis_is_the_formula(host: str, mu: float, make_loss: Make) -> None:
-    """(1 + mu) B samples against C + mu B classes, and the proxies' gradient once.
+def test_memory_of_synthesis_follows_the_formula(host: str, mu: float, make_loss: Make) -> None:
+    """(1 + mu) B samples against C + mu B classes, and the gradient of the proxies once.
 
-    The synthetic vectors are mu B of each kind: they count with the batch, not with the classes.
+    The synthetic vectors are mu B of each kind: they grow with the batch, not with the classes.
     """
     loss = build(make_loss, f"{host}+synthesis", synthesis_mu=mu)
     peak = peak_bytes(loss, *samples(BATCH))
@@ -112,7 +109,7 @@ def test_memory_of_synthesis_is_the_formula(host: str, mu: float, make_loss: Mak
 
 @pytest.mark.parametrize("name", ALL_PROXY)
 def test_no_copy_of_the_proxies(name: str, make_loss: Make) -> None:
-    """Norms per row, not a normalised copy: their gradient alone is as large as the proxies."""
+    """Kernels use norms per row, not a normalised copy; only the gradient is as large."""
     loss = build(make_loss, name, dim=16 * DIM)
     x = torch.randn(4, 16 * DIM, generator=torch.Generator().manual_seed(0)).requires_grad_()
     kept = 8 * (N_CLASSES + 4) * planes_of(loss) * FLOAT

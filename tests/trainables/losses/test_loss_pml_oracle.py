@@ -1,10 +1,10 @@
-"""Do our losses equal pytorch-metric-learning 2.9's, where it computes the same thing?
+"""Losses equal those of pytorch-metric-learning 2.9 where both compute the same function.
 
-Value and gradients, over every kind of batch of the `batch` fixture. Its traps are respected:
-ArcFace's margin is in degrees and has no gradient at cosines of exactly 1 and -1, Proxy-NCA keeps
-the own class, SoftTriple's regulariser is switched on by hand and guards its root by another
-number, pair losses average only non-zero terms unless told not to, and it drops samples whose
-probability underflows (so the scales here are moderate).
+Value and gradients are compared on every kind of batch of the `batch` fixture. Peculiarities of the
+library: the margin of ArcFace is in degrees, and it has no gradient at cosines of exactly 1 and -1;
+Proxy-NCA keeps the own class; the regulariser of SoftTriple is enabled explicitly and has another
+guard for its root; pair losses average only non-zero terms by default; samples whose probability
+underflows are dropped, so the scales here are moderate.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from torch import Tensor
 pml_losses = pytest.importorskip("pytorch_metric_learning.losses")
 from pytorch_metric_learning import miners, reducers, regularizers  # noqa: E402
 
-from search_spaces import canonical  # noqa: E402
-from trainables.losses import centre_spread  # noqa: E402
+from search_spaces import canonical_form  # noqa: E402
+from trainables.losses.kernels import centre_spread  # noqa: E402
+
+pytestmark = pytest.mark.split
 
 C, D = 7, 5
 Batch = tuple[Tensor, Tensor]
@@ -40,7 +42,7 @@ def soft_triple() -> Any:
     )
 
 
-# Our loss, its knobs, theirs, the name of their parameter.
+# Our loss, its hyperparameters, the library's loss, the name of its proxies.
 PROXY_CASES: dict[str, tuple[str, dict[str, Any], Callable[[], Any], str]] = {
     "proxy_anchor": (
         "proxy_anchor",
@@ -96,43 +98,45 @@ PROXY_CASES: dict[str, tuple[str, dict[str, Any], Callable[[], Any], str]] = {
 
 
 def per_distinct_row(x: Tensor, gradient: Tensor) -> Tensor:
-    """Gradients summed over equal vectors: which copy a maximum picks is nobody's business."""
+    """Return the gradients summed over equal vectors: a maximum may pick any of the copies."""
     _, index = torch.unique(x.detach(), dim=0, return_inverse=True)
     return torch.zeros_like(gradient).index_add(0, index, gradient)
 
 
-def assert_same_gradients(got: Tensor, want: Tensor) -> None:
+def assert_same_gradients(gradient: Tensor, want: Tensor) -> None:
     scale = float(want.abs().max().clamp(min=1.0))
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11 * scale)
+    torch.testing.assert_close(gradient, want, rtol=1e-9, atol=1e-11 * scale)
 
 
-def twins(case: str, make_loss: Callable[..., Any]) -> tuple[Any, Any, Tensor, bool]:
-    """Our loss, theirs with our proxies, its parameter, and whether that lies transposed."""
-    name, knobs, build, parameter = PROXY_CASES[case]
-    ours, theirs = make_loss(name, **knobs), build().double()
-    matrix = ours.proxies.detach().reshape(-1, D)  # class-major, as theirs
-    weight: Tensor = getattr(theirs, parameter)
+def make_pair(case: str, make_loss: Callable[..., Any]) -> tuple[Any, Any, Tensor, bool]:
+    """Return our loss, the library's with our proxies, its proxies, and if they are transposed."""
+    name, params, build, parameter = PROXY_CASES[case]
+    ours, library = make_loss(name, **params), build().double()
+    matrix = ours.proxies.detach().reshape(-1, D)  # class-major, as in the library
+    weight: Tensor = getattr(library, parameter)
     transposed = parameter != "proxies"
     weight.data.copy_(matrix.T if transposed else matrix)
-    return ours, theirs, weight, transposed
+    return ours, library, weight, transposed
 
 
 def compare(case: str, make_loss: Callable[..., Any], x: Tensor, y: Tensor) -> None:
-    ours, theirs, weight, transposed = twins(case, make_loss)
+    ours, library, weight, transposed = make_pair(case, make_loss)
     x = x.clone().requires_grad_()
-    value, expected = ours(x, y), theirs(x, y)
+    value, expected = ours(x, y), library(x, y)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-14)
-    got = torch.autograd.grad(value, [x, ours.proxies])
+    gradients = torch.autograd.grad(value, [x, ours.proxies])
     want = torch.autograd.grad(expected, [x, weight])
-    assert_same_gradients(got[0], want[0])
-    assert_same_gradients(got[1].reshape(-1, D), want[1].T if transposed else want[1])
+    assert_same_gradients(gradients[0], want[0])
+    assert_same_gradients(gradients[1].reshape(-1, D), want[1].T if transposed else want[1])
 
 
 @pytest.mark.parametrize("case", PROXY_CASES)
 def test_proxy_losses(
     case: str, make_loss: Callable[..., Any], batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(centre_spread, "GUARD", torch.finfo(torch.float32).tiny)  # as theirs
+    monkeypatch.setattr(
+        centre_spread, "SQUARED_DISTANCE_GUARD", torch.finfo(torch.float32).tiny
+    )  # as in the library
     compare(case, make_loss, *batch)
 
 
@@ -141,8 +145,8 @@ def test_proxy_losses(
 def test_samples_on_and_opposite_proxies(
     case: str, sign: float, make_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cosines of exactly 1 and -1, where its ArcFace has no gradient (ours: the contract tests)."""
-    monkeypatch.setattr(centre_spread, "GUARD", torch.finfo(torch.float32).tiny)
+    """Cosines of exactly 1 and -1; the library's ArcFace has no gradient there."""
+    monkeypatch.setattr(centre_spread, "SQUARED_DISTANCE_GUARD", torch.finfo(torch.float32).tiny)
     proxies = make_loss(PROXY_CASES[case][0], **PROXY_CASES[case][1]).proxies.detach()
     own = proxies if proxies.dim() == 2 else proxies[:, 0]
     compare(case, make_loss, sign * own, torch.arange(C))
@@ -194,7 +198,7 @@ PAIR_CASES: dict[str, tuple[str, dict[str, Any], Callable[[], Callable[..., Tens
     ),
     "margin": (
         "margin",
-        # Its constants are float32 tensors: numbers that these hold exactly.
+        # The library stores constants as float32 tensors: numbers that are exact there.
         {"margin": 0.25, "beta": 1.25},
         lambda: pml_losses.MarginLoss(margin=0.25, beta=1.25),
     ),
@@ -203,29 +207,29 @@ PAIR_CASES: dict[str, tuple[str, dict[str, Any], Callable[[], Callable[..., Tens
 
 @pytest.mark.parametrize("case", PAIR_CASES)
 def test_pair_losses(case: str, make_loss: Callable[..., Any], batch: Batch) -> None:
-    name, knobs, build = PAIR_CASES[case]
+    name, params, build = PAIR_CASES[case]
     x, y = batch[0].requires_grad_(), batch[1]
-    value, expected = make_loss(name, **knobs)(x, y), build()(x, y)
+    value, expected = make_loss(name, **params)(x, y), build()(x, y)
     torch.testing.assert_close(value, expected.squeeze(), rtol=1e-9, atol=1e-14)
-    (got,) = torch.autograd.grad(value, x)
+    (gradient,) = torch.autograd.grad(value, x)
     (want,) = torch.autograd.grad(expected, x, allow_unused=True)
     want = torch.zeros_like(x) if want is None else want
-    assert_same_gradients(per_distinct_row(x, got), per_distinct_row(x, want))
+    assert_same_gradients(per_distinct_row(x, gradient), per_distinct_row(x, want))
 
 
 def test_learned_beta_of_margin(make_loss: Callable[..., Any], random_batch: Batch) -> None:
     ours = make_loss("margin", learn_beta=True, nu=0.0625, margin=0.25, beta=1.25)
-    theirs = pml_losses.MarginLoss(margin=0.25, beta=1.25, nu=0.0625, learn_beta=True).double()
+    library = pml_losses.MarginLoss(margin=0.25, beta=1.25, nu=0.0625, learn_beta=True).double()
     x, y = random_batch
-    value, expected = ours(x, y), theirs(x, y)
+    value, expected = ours(x, y), library(x, y)
     torch.testing.assert_close(value, expected.squeeze(), rtol=1e-9, atol=0.0)
-    (got,) = torch.autograd.grad(value, list(ours.parameters()))
-    (want,) = torch.autograd.grad(expected, list(theirs.parameters()))
-    torch.testing.assert_close(got, want.squeeze(), rtol=1e-9, atol=0.0)
+    (gradient,) = torch.autograd.grad(value, list(ours.parameters()))
+    (want,) = torch.autograd.grad(expected, list(library.parameters()))
+    torch.testing.assert_close(gradient, want.squeeze(), rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize(
-    ("case", "theirs", "knobs"),
+    ("case", "library_name", "params"),
     [
         ("norm_softmax", "pml:NormalizedSoftmaxLoss", ["temperature"]),
         ("proxy_nca_pp", "pml:ProxyNCALoss", ["softmax_scale"]),
@@ -233,14 +237,16 @@ def test_learned_beta_of_margin(make_loss: Callable[..., Any], random_batch: Bat
         ("arcface", "pml:ArcFaceLoss", ["scale", "margin"]),
     ],
 )
-def test_what_agrees_has_one_canonical_form(case: str, theirs: str, knobs: list[str]) -> None:
-    """Same numbers, as the cases above show: so the same scale and margin."""
+def test_equal_losses_have_the_same_canonical_form(
+    case: str, library_name: str, params: list[str]
+) -> None:
+    """The cases above show that their values are equal."""
     name, ours, build, _ = PROXY_CASES[case]
     built = build()
-    point = {knob: float(getattr(built, knob)) for knob in knobs}
-    if theirs == "pml:ArcFaceLoss":
-        point["margin"] = math.degrees(point["margin"])  # radians once built
-    one, two = canonical(name, ours), canonical(theirs, point)
+    point = {param: float(getattr(built, param)) for param in params}
+    if library_name == "pml:ArcFaceLoss":
+        point["margin"] = math.degrees(point["margin"])  # the constructor converts to radians
+    one, two = canonical_form(name, ours), canonical_form(library_name, point)
     assert one is not None
     assert two is not None
     assert one.kind == two.kind

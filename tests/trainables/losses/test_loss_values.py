@@ -1,7 +1,7 @@
-"""Does every loss equal its formula, written as naive loops?
+"""Every loss equals its formula, written as naive loops.
 
-Each oracle below loops over samples, classes and pairs with scalars and knows nothing of blocks,
-log space or folded norms. Value and gradients must agree on every batch of the `batch` fixture.
+The oracles loop over samples, classes and pairs with scalars, without blocks, log space or folded
+norms. Value and gradients must agree on every batch of the `batch` fixture.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from trainables.losses import LOSSES
+
+pytestmark = pytest.mark.split
 
 Oracle = Callable[..., Tensor]
 Batch = tuple[Tensor, Tensor]
@@ -42,7 +44,7 @@ def cross_entropy(
 
 
 def class_similarity(x: Tensor, proxies: Tensor, gamma: float | None = None) -> Tensor:
-    """Of one sample to one class: nearest of its proxies, or SoftTriple's soft choice."""
+    """Return the similarity of a sample to a class: to its nearest proxy, or SoftTriple's mean."""
     if proxies.dim() == 1:
         return unit(x) @ unit(proxies)
     s = torch.stack([unit(x) @ unit(p) for p in proxies])
@@ -149,11 +151,11 @@ def proxy_anchor(x: Tensor, y: Tensor, p: Tensor, *, alpha: float, delta: float)
     pulls, pushes = [], []
     for c, pc in enumerate(p):
         s = [unit(xi) @ unit(pc) for xi in x]
-        mine = [torch.exp(-alpha * (si - delta)) for si, yi in zip(s, y, strict=True) if yi == c]
-        rest = [torch.exp(alpha * (si + delta)) for si, yi in zip(s, y, strict=True) if yi != c]
-        if mine:
-            pulls.append(torch.log(1.0 + sum(mine, x.sum() * 0.0)))
-        pushes.append(torch.log(1.0 + sum(rest, x.sum() * 0.0)))
+        own = [torch.exp(-alpha * (si - delta)) for si, yi in zip(s, y, strict=True) if yi == c]
+        wrong = [torch.exp(alpha * (si + delta)) for si, yi in zip(s, y, strict=True) if yi != c]
+        if own:
+            pulls.append(torch.log(1.0 + sum(own, x.sum() * 0.0)))
+        pushes.append(torch.log(1.0 + sum(wrong, x.sum() * 0.0)))
     return mean(pulls, x) + mean(pushes, x)
 
 
@@ -162,7 +164,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return d
 
 
-def split(y: Tensor, i: int) -> tuple[list[int], list[int]]:
+def positives_and_negatives(y: Tensor, i: int) -> tuple[list[int], list[int]]:
     others = [j for j in range(len(y)) if j != i]
     return [j for j in others if y[j] == y[i]], [j for j in others if y[j] != y[i]]
 
@@ -177,12 +179,13 @@ def pair_softplus(
     s = [[unit(a) @ unit(b) for b in x] for a in x]
     if reduction == "batch":
         pairs = [(i, j) for i in range(len(y)) for j in range(i + 1, len(y))]
-        mine = [positive(s[i][j]) for i, j in pairs if y[i] == y[j]]
-        rest = [negative(s[i][j]) for i, j in pairs if y[i] != y[j]]
-        return _softplus(rest, mine) if mine and rest else x.sum() * 0.0
+        positives = [positive(s[i][j]) for i, j in pairs if y[i] == y[j]]
+        negatives = [negative(s[i][j]) for i, j in pairs if y[i] != y[j]]
+        has_both = positives and negatives
+        return _softplus(negatives, positives) if has_both else x.sum() * 0.0
     terms = []
     for i in range(len(y)):
-        same, other = split(y, i)
+        same, other = positives_and_negatives(y, i)
         if same and other:
             terms.append(
                 _softplus([negative(s[i][j]) for j in other], [positive(s[i][j]) for j in same])
@@ -191,8 +194,8 @@ def pair_softplus(
     return total / max(len(y) if reduction == "all" else len(terms), 1)
 
 
-def _softplus(rest: list[Tensor], mine: list[Tensor]) -> Tensor:
-    z = torch.logsumexp(torch.stack(rest), 0) + torch.logsumexp(torch.stack(mine), 0)
+def _softplus(negatives: list[Tensor], positives: list[Tensor]) -> Tensor:
+    z = torch.logsumexp(torch.stack(negatives), 0) + torch.logsumexp(torch.stack(positives), 0)
     return torch.logsumexp(torch.stack([z, torch.zeros_like(z)]), 0)
 
 
@@ -217,7 +220,7 @@ def unified_pair(
 def triplet(x: Tensor, y: Tensor, *, margin: float, mining: str = "hard") -> Tensor:
     terms = []
     for i in range(len(y)):
-        same, other = split(y, i)
+        same, other = positives_and_negatives(y, i)
         near = [distance(x[i], x[j]) for j in same]
         far = [distance(x[i], x[j]) for j in other]
         if mining == "hard" and same and other:
@@ -231,7 +234,7 @@ def triplet(x: Tensor, y: Tensor, *, margin: float, mining: str = "hard") -> Ten
 def contrastive(x: Tensor, y: Tensor, *, margin: float, pos_margin: float) -> Tensor:
     pull, push = [], []
     for i in range(len(y)):
-        same, other = split(y, i)
+        same, other = positives_and_negatives(y, i)
         pull += [relu(distance(x[i], x[j]) - pos_margin) for j in same]
         push += [relu(margin - distance(x[i], x[j])) for j in other]
     return mean([v for v in pull if v > 0], x) + mean([v for v in push if v > 0], x)
@@ -249,13 +252,13 @@ def multi_similarity(
 ) -> Tensor:
     terms = []
     for i in range(len(y)):
-        same, other = split(y, i)
+        same, other = positives_and_negatives(y, i)
         near = [unit(x[i]) @ unit(x[j]) for j in same]
         far = [unit(x[i]) @ unit(x[j]) for j in other]
         if mining == "margin":
-            kept = [s for s in near if far and s - epsilon < max(far)]
+            mined = [s for s in near if far and s - epsilon < max(far)]
             far = [s for s in far if near and s + epsilon > min(near)]
-            near = kept
+            near = mined
         one = torch.ones((), dtype=x.dtype)
         pull = torch.log(sum((torch.exp(-alpha * (s - base)) for s in near), one)) / alpha
         push = torch.log(sum((torch.exp(beta * (s - base)) for s in far), one)) / beta
@@ -266,7 +269,7 @@ def multi_similarity(
 def margin(x: Tensor, y: Tensor, *, margin: float, beta: float) -> Tensor:
     hinges = []
     for i in range(len(y)):
-        same, other = split(y, i)
+        same, other = positives_and_negatives(y, i)
         for p in same:
             for n in other:
                 hinges.append(relu(distance(x[i], x[p]) - beta + margin))
@@ -293,7 +296,7 @@ ORACLES: dict[str, Oracle] = {
     "margin": margin,
 }
 
-# Beside the published point: knobs away from their defaults, one set per line.
+# Beside the published point: hyperparameters away from their defaults, one set per line.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("softmax", {"label_smoothing": 0.2}),
     ("norm_softmax", {"temperature": 0.3, "label_smoothing": 0.1}),
@@ -324,40 +327,40 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def published_knobs(name: str) -> dict[str, Any]:
+def published_params(name: str) -> dict[str, Any]:
     from search_spaces import get_space
-    from trainables.losses import loss_knobs
+    from trainables.losses import loss_params
 
-    known = loss_knobs(name)
+    known = loss_params(name)
     return {k: v for k, v in get_space(name).published[0].values.items() if k in known}
 
 
 def per_distinct_row(x: Tensor, gradient: Tensor) -> Tensor:
-    """Gradients summed over equal vectors: which copy a maximum picks is nobody's business."""
+    """Return the gradients summed over equal vectors: a maximum may pick any of the copies."""
     _, index = torch.unique(x.detach(), dim=0, return_inverse=True)
     return torch.zeros_like(gradient).index_add(0, index, gradient)
 
 
 def check(name: str, changed: dict[str, Any], loss: Any, batch: Batch) -> None:
     x, y = batch[0].clone().requires_grad_(), batch[1]
-    knobs = published_knobs(name) | changed
-    several = knobs.pop("proxies_per_class", 1)
+    params = published_params(name) | changed
+    several = params.pop("proxies_per_class", 1)
     inputs = [x, *loss.parameters()]
     if "proxies" in dict(loss.named_parameters()):
-        assert loss.proxies.dim() == 2 + (max(several, knobs.get("centers", 1)) > 1)
-        expected = ORACLES[name](x, y, loss.proxies, **knobs)
+        assert loss.proxies.dim() == 2 + (max(several, params.get("centers", 1)) > 1)
+        expected = ORACLES[name](x, y, loss.proxies, **params)
     else:
-        expected = ORACLES[name](x, y, **knobs)
+        expected = ORACLES[name](x, y, **params)
     value = loss(x, y)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
     gradients = torch.autograd.grad(value, inputs)
     wanted = torch.autograd.grad(expected, inputs, allow_unused=True)
-    for tensor, got, want in zip(inputs, gradients, wanted, strict=True):
+    for tensor, gradient, want in zip(inputs, gradients, wanted, strict=True):
         want = torch.zeros_like(tensor) if want is None else want
         if tensor is x:
-            got, want = per_distinct_row(x, got), per_distinct_row(x, want)
+            gradient, want = per_distinct_row(x, gradient), per_distinct_row(x, want)
         scale = float(want.abs().max().clamp(min=1.0))
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10 * scale)
+        torch.testing.assert_close(gradient, want, rtol=1e-9, atol=1e-10 * scale)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -1,4 +1,4 @@
-"""Can any loss of pytorch-metric-learning be studied by its name?"""
+"""Losses of pytorch-metric-learning by name: arguments, sizes and refused classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainables.losses import build_loss, loss_knobs
+from trainables.losses import build_loss, loss_params
+
+pytestmark = pytest.mark.split
 
 pml_losses = pytest.importorskip("pytorch_metric_learning.losses")
 
@@ -24,7 +26,7 @@ def test_a_loss_with_proxies(random_batch: Batch) -> None:
     torch.testing.assert_close(loss(*random_batch), ours(*random_batch))
 
 
-def test_a_loss_of_pairs(random_batch: Batch) -> None:
+def test_a_pair_loss(random_batch: Batch) -> None:
     loss = build_loss("pml:NTXentLoss", n_classes=7, dim=5, temperature=0.1)
     assert list(loss.parameters()) == []
     x = random_batch[0].float().requires_grad_()
@@ -33,13 +35,13 @@ def test_a_loss_of_pairs(random_batch: Batch) -> None:
     assert x.grad.abs().sum() > 0
 
 
-def test_knobs_are_the_constructor_s() -> None:
-    knobs = loss_knobs("pml:SoftTripleLoss")
-    assert set(knobs) == {"centers_per_class", "la", "gamma", "margin"}
-    assert knobs["la"].default == 20
-    assert not knobs["la"].required
-    assert loss_knobs("pml:MarginLoss")["learn_beta"].type is bool
-    with pytest.raises(ValueError, match=r"unknown knob 'gama'.*did you mean 'gamma'"):
+def test_hyperparameters_are_the_arguments_of_the_constructor() -> None:
+    params = loss_params("pml:SoftTripleLoss")
+    assert set(params) == {"centers_per_class", "la", "gamma", "margin"}
+    assert params["la"].default == 20
+    assert not params["la"].required
+    assert loss_params("pml:MarginLoss")["learn_beta"].type is bool
+    with pytest.raises(ValueError, match=r"unknown hyperparameter 'gama'.*'gamma'"):
         build_loss("pml:SoftTripleLoss", n_classes=7, dim=5, gama=1.0)
 
 
@@ -64,7 +66,7 @@ NAMES = sorted(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_class_of_the_library_trains_or_is_refused(name: str) -> None:
     if name in REFUSED:
-        for use in (loss_knobs, lambda n: build_loss(n, n_classes=4, dim=6)):
+        for use in (loss_params, lambda n: build_loss(n, n_classes=4, dim=6)):
             with pytest.raises(ValueError, match=f"pml:{name} cannot be used.*{REFUSED[name]}"):
                 use(f"pml:{name}")
         return
@@ -89,23 +91,23 @@ def test_sizes_reach_the_constructors_of_bases() -> None:
     }
 
 
-def test_an_optional_number_of_classes_is_not_filled_in() -> None:
-    # With it, the boundary would be one number per class.
+def test_an_optional_number_of_classes_is_not_set() -> None:
+    # With it, the boundary would have one value per class.
     loss = build_loss("pml:MarginLoss", n_classes=7, dim=5, learn_beta=True)
     assert [p.numel() for p in loss.parameters()] == [1]
 
 
-def test_unknown_class_names_the_nearest() -> None:
+def test_an_unknown_class_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'pml:TripletMarginLoss'"):
         build_loss("pml:TripletMarginLos", n_classes=7, dim=5)
 
 
-def test_refused_arguments_are_one_clear_line() -> None:
-    with pytest.raises(ValueError, match="pml:SoftTripleLoss refuses"):
+def test_rejected_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"pml:SoftTripleLoss.*centers_per_class"):
         build_loss("pml:SoftTripleLoss", n_classes=7, dim=5, centers_per_class=2.5)
 
 
-def test_whole_numbers_reach_the_library_as_counts() -> None:
+def test_integral_floats_reach_the_library_as_integers() -> None:
     loss = build_loss("pml:SoftTripleLoss", n_classes=7, dim=5, centers_per_class=3.0)
     assert [tuple(p.shape) for p in loss.parameters()] == [(5, 21)]
 
@@ -113,11 +115,11 @@ def test_whole_numbers_reach_the_library_as_counts() -> None:
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", None)
     with pytest.raises(ValueError, match=r"not installed.*pip install"):
-        loss_knobs("pml:TripletMarginLoss")
+        loss_params("pml:TripletMarginLoss")
 
 
-def test_knobs_that_a_class_hands_on_to_its_base_are_its_own() -> None:
-    assert loss_knobs("pml:ProxyNCALoss")["softmax_scale"].default == 1
+def test_arguments_that_a_class_passes_on_to_its_base_are_hyperparameters() -> None:
+    assert loss_params("pml:ProxyNCALoss")["softmax_scale"].default == 1
     loss = build_loss("pml:ProxyNCALoss", n_classes=7, dim=5, softmax_scale=9.0)
     assert getattr(loss.loss, "softmax_scale") == 9.0  # noqa: B009
-    assert set(loss_knobs("pml:SignalToNoiseRatioContrastiveLoss")) == {"pos_margin", "neg_margin"}
+    assert set(loss_params("pml:SignalToNoiseRatioContrastiveLoss")) == {"pos_margin", "neg_margin"}

@@ -1,11 +1,11 @@
-"""The spread of similarities: known answers, and what must not change it."""
+"""Similarity concentration: known answers, and changes that must not affect it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from trainables.concentration import similarity_concentration
+from trainables.retrieval.concentration import similarity_concentration
 
 
 def test_a_spread_that_can_be_computed_by_hand() -> None:
@@ -31,10 +31,10 @@ def test_tighter_classes_are_more_concentrated() -> None:
     assert tight > loose
 
 
-def test_many_items_are_thinned_and_one_kind_of_pairs_is_not_enough() -> None:
+def test_many_items_are_subsampled_and_one_kind_of_pairs_gives_nan() -> None:
     rng = np.random.default_rng(1)
     vectors, labels = rng.normal(size=(900, 8)).astype(np.float32), rng.integers(3, size=900)
-    whole = similarity_concentration(vectors, labels)
-    assert similarity_concentration(vectors, labels, limit=300) == pytest.approx(whole, abs=0.02)
+    complete = similarity_concentration(vectors, labels)
+    assert similarity_concentration(vectors, labels, limit=300) == pytest.approx(complete, abs=0.02)
     assert np.isnan(similarity_concentration(vectors, np.zeros(900, int)))
     assert np.isnan(similarity_concentration(vectors, np.arange(900)))

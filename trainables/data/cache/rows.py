@@ -1,4 +1,4 @@
-"""Some rows of equally long arrays, and what is known about each."""
+"""Rows of a cache entry: their types, chunks and filters."""
 
 from __future__ import annotations
 
@@ -9,39 +9,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, rows done, rows in all); from one thread at a time."""
+DataProgressCallback = Callable[[str, int, int], None]
+"""Called with (label, rows done, total rows), from one thread at a time."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Some rows: an array per name, and by row what is bad (left out) or worth a remark."""
+class RowChunk:
+    """A range of rows.
+
+    Args:
+        arrays: The rows of each array.
+        bad: Row number -> why the row has no valid values; such rows are excluded.
+        remarks: Row number -> a remark about the row.
+    """
 
     arrays: Mapping[str, NDArray[Any]]
     bad: Mapping[int, str] = field(default_factory=dict)
     remarks: Mapping[int, str] = field(default_factory=dict)
 
 
-Fill = Callable[[int, int], Rows]
-"""Gives rows start..stop; `bad` and `remarks` are numbered like start and stop."""
+FillFunction = Callable[[int, int], RowChunk]
+"""Returns the rows start..stop; row numbers in `bad` and `remarks` count from the first row."""
 
-LeaveOut = Callable[[Mapping[str, NDArray[Any]], NDArray[np.int64]], Mapping[int, str]]
-"""Of all rows together, and the numbers of those that are not bad: row -> why it is left out."""
+RowFilter = Callable[[Mapping[str, NDArray[Any]], NDArray[np.int64]], Mapping[int, str]]
+"""Receives the arrays and the numbers of valid rows; returns row number -> reason to exclude."""
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """One array of an entry, without its first axis."""
+    """Shape and type of one row of an array."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Size of one row in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
-def memory_of(rows: NDArray[Any]) -> memoryview:
-    """The memory of a contiguous array, without a copy."""
+def as_memoryview(rows: NDArray[Any]) -> memoryview:
+    """Return the memory of a contiguous array, without a copy."""
     return rows.reshape(-1).view(np.uint8).data

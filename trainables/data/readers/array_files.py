@@ -1,4 +1,4 @@
-"""What does a file of arrays hold? Opened without pickles, its shapes and types checked."""
+"""Files of arrays: opened without pickles, with checked shapes and types."""
 
 from __future__ import annotations
 
@@ -15,74 +15,79 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from trainables import objects
-from trainables.data.pictures import FORMATS
-from trainables.data.stored import PART, Stored, can_wait, header_of
+from trainables.data.decode import IMAGE_FORMATS
+from trainables.data.readers.npz_member import (
+    READ_CHUNK_BYTES,
+    NpzMember,
+    is_lazy_loadable,
+    read_npy_header,
+)
+from trainables.utils import s3
 
-ENCODED = ("webp", "jpeg", "png", "pictures")
-PAYLOADS = ("images", "features", *ENCODED)
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, RuntimeError, BadZipFile, zlib.error)
+ENCODED_PAYLOADS = ("webp", "jpeg", "png", "pictures")
+PAYLOAD_NAMES = ("images", "features", *ENCODED_PAYLOADS)
+READ_ERRORS = (OSError, ValueError, EOFError, KeyError, RuntimeError, BadZipFile, zlib.error)
 
-Arrays = dict[str, Any]
-"""Arrays by name; one of `PAYLOADS` may be `Stored`."""
+NamedArrays = dict[str, Any]
+"""Arrays by name; the one of `PAYLOAD_NAMES` may be an `NpzMember`."""
 
 
 def holds_features(path: str) -> bool:
-    """Whether a file, here or on S3, holds features instead of images; its numbers are not read.
+    """Whether a local file or S3 object contains features instead of images.
 
-    False for a file that cannot be read: reading it will say why.
+    Only headers are read. False for a file that cannot be read; loading it reports the reason.
     """
     try:
-        with _opened(path) as file:
+        with _open_binary(path) as file:
             if path.endswith(".npz"):
-                with _npz(file, path) as content:
+                with _load_npz(file, path) as content:
                     return "features" in content.files
-            return len(header_of(file)[0]) == 2
-    except UNREADABLE:
+            return len(read_npy_header(file)[0]) == 2
+    except READ_ERRORS:
         return False
 
 
-def _opened(path: str) -> BinaryIO:
-    return objects.opened(path) if objects.is_object(path) else Path(path).expanduser().open("rb")
+def _open_binary(path: str) -> BinaryIO:
+    return s3.open_s3_object(path) if s3.is_s3_uri(path) else Path(path).expanduser().open("rb")
 
 
-def _npz(file: Path | BinaryIO, name: str) -> NpzFile:
+def _load_npz(file: Path | BinaryIO, name: str) -> NpzFile:
     content = np.load(file, allow_pickle=False)
     if not isinstance(content, NpzFile):
-        raise ValueError(f"arrays: {name} must hold arrays by name, as numpy.savez writes them.")
+        raise ValueError(f"arrays: {name} must contain named arrays, as numpy.savez writes them")
     return content
 
 
-def _npy(file: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+def _load_npy(file: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
     content = np.load(file, allow_pickle=False, mmap_mode=mmap_mode)
     if not isinstance(content, np.ndarray):
-        raise ValueError(f"arrays: {file.name} must hold one array, as numpy.save writes it.")
+        raise ValueError(f"arrays: {file.name} must contain one array, as numpy.save writes it")
     return content
 
 
-def _member(file: Path, content: NpzFile, name: str) -> Any:
-    """An array of a .npz; the large one is left where it is until it is needed."""
-    waits = name in PAYLOADS and can_wait(file, name)
-    return Stored(file, name) if waits else content[name]
+def _load_npz_member(file: Path, content: NpzFile, name: str) -> Any:
+    """Return an array of a .npz file; the large one is loaded when it is needed."""
+    lazy = name in PAYLOAD_NAMES and is_lazy_loadable(file, name)
+    return NpzMember(file, name) if lazy else content[name]
 
 
-def load_arrays(file: Path, labels: Path | None) -> Arrays:
-    """All arrays of a .npz, or of a .npy and its .npy of labels."""
+def load_arrays(file: Path, labels: Path | None) -> NamedArrays:
+    """Return all arrays of a .npz file, or of a .npy file and its .npy file of labels."""
     for needed in (file, labels):
         if needed is not None and not needed.is_file():
-            raise ValueError(f"arrays: the file {needed} does not exist.")
+            raise ValueError(f"arrays: the file {needed} does not exist")
     try:
         if file.suffix == ".npz":
-            with _npz(file, file.name) as content:
-                arrays = {name: _member(file, content, name) for name in content.files}
+            with _load_npz(file, file.name) as content:
+                arrays = {name: _load_npz_member(file, content, name) for name in content.files}
         elif file.suffix == ".npy":
-            items = _npy(file, mmap_mode="r")
+            items = _load_npy(file, mmap_mode="r")
             arrays = {"features" if items.ndim == 2 else "images": items}
         else:
-            raise ValueError(f"arrays: the file must be .npz or .npy, got {file.name!r}.")
+            raise ValueError(f"arrays: the file must be .npz or .npy, got {file.name!r}")
         if labels is not None:
-            arrays["labels"] = _npy(labels)
-    except UNREADABLE as error:
+            arrays["labels"] = _load_npy(labels)
+    except READ_ERRORS as error:
         if str(error).startswith("arrays:"):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -90,136 +95,140 @@ def load_arrays(file: Path, labels: Path | None) -> Arrays:
     if "labels" not in arrays:
         raise ValueError(
             f"arrays: {file.name} has no `labels` (it has {', '.join(arrays)}); "
-            "name a .npy of them with the option labels."
+            "set the option labels to a .npy file of class ids"
         )
     return arrays
 
 
-def payload_of(arrays: Arrays, file: Path) -> tuple[str, int]:
-    """Which array holds the items, and how many there are; shapes and types are checked here."""
-    found = [name for name in PAYLOADS if name in arrays]
-    if len(found) != 1:
+def find_payload(arrays: NamedArrays, file: Path) -> tuple[str, int]:
+    """Return the name of the array of items and their number, after checking shapes and types."""
+    payloads = [name for name in PAYLOAD_NAMES if name in arrays]
+    if len(payloads) != 1:
         raise ValueError(
-            f"arrays: {file.name} must hold one of {', '.join(PAYLOADS)}, "
-            f"got {', '.join(found) or ', '.join(arrays)}."
+            f"arrays: {file.name} must contain one of {', '.join(PAYLOAD_NAMES)}, "
+            f"got {', '.join(payloads) or ', '.join(arrays)}"
         )
-    name, items = found[0], arrays[found[0]]
+    name, items = payloads[0], arrays[payloads[0]]
     if name == "images" and (items.dtype != np.uint8 or items.ndim not in (3, 4)):
         raise ValueError(
             f"arrays: images must be uint8 (N, H, W) or (N, H, W, C), got {items.dtype} "
-            f"{items.shape}."
+            f"{items.shape}"
         )
     if name == "images" and items.ndim == 4 and items.shape[3] > 4 and items.shape[1] in (1, 3, 4):
         raise ValueError(
             f"arrays: images must be (N, H, W, C), but {items.shape} looks like (N, C, H, W): "
-            "channels must come last; store images.transpose(0, 2, 3, 1)."
+            "channels must come last; store images.transpose(0, 2, 3, 1)"
         )
     if name == "features" and (items.ndim != 2 or items.dtype.kind not in "fiu"):
         raise ValueError(
-            f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}."
+            f"arrays: features must be numbers (N, D), got {items.dtype} {items.shape}"
         )
     if items.ndim > 1 and not np.prod(items.shape[1:]):
-        raise ValueError(f"arrays: `{name}` of {file.name} holds nothing, got {items.shape}.")
+        raise ValueError(f"arrays: `{name}` of {file.name} must not be empty, got {items.shape}")
     count = len(items) if items.ndim else 0
-    if name in ENCODED:
-        count = _check_offsets(arrays.get("offsets"), name, items, file)
+    if name in ENCODED_PAYLOADS:
+        count = _count_encoded_images(arrays.get("offsets"), name, items, file)
     if not count:
-        raise ValueError(f"arrays: {file.name} must hold at least one item, got none in `{name}`.")
+        raise ValueError(
+            f"arrays: {file.name} must contain at least one item, got none in `{name}`"
+        )
     scale = arrays.get("scale") if name == "features" else None
     if scale is not None and (scale.shape != items.shape[1:] or scale.dtype.kind not in "fiu"):
         raise ValueError(
             f"arrays: `scale` of {file.name} must be {items.shape[1]:,} numbers, one for each "
-            f"dimension of the features, got {scale.dtype} {scale.shape}."
+            f"dimension of the features, got {scale.dtype} {scale.shape}"
         )
     labels = arrays["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != count:
         raise ValueError(
-            f"arrays: labels must be {count:,} integers, got {labels.dtype} {labels.shape}."
+            f"arrays: labels must be {count:,} integers, got {labels.dtype} {labels.shape}"
         )
     return name, count
 
 
-def _check_offsets(offsets: NDArray[Any] | None, name: str, items: NDArray[Any], file: Path) -> int:
-    """How many encoded pictures the offsets tell apart."""
+def _count_encoded_images(
+    offsets: NDArray[Any] | None, name: str, items: NDArray[Any], file: Path
+) -> int:
+    """Return the number of encoded images between the offsets."""
     rule = (
         f"arrays: `{name}` of {file.name} needs `offsets` (N + 1,) that rise from 0 to its length"
     )
     if items.dtype.itemsize != 1 or items.ndim != 1:
         raise ValueError(
-            f"arrays: `{name}` of {file.name} must be one run of bytes, got {items.dtype} "
-            f"{items.shape}."
+            f"arrays: `{name}` of {file.name} must be one array of bytes, got {items.dtype} "
+            f"{items.shape}"
         )
     if offsets is None:
-        raise ValueError(f"{rule}, but there are none.")
+        raise ValueError(f"{rule}, but has none")
     if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
-        raise ValueError(f"{rule}, got {offsets.dtype} {offsets.shape}.")
+        raise ValueError(f"{rule}, got {offsets.dtype} {offsets.shape}")
     places = offsets.astype(np.int64)
     if places[0] != 0 or places[-1] > len(items) or (np.diff(places) < 0).any():
-        raise ValueError(f"{rule} ({len(items):,}), got {places[0]:,} to {places[-1]:,}.")
+        raise ValueError(f"{rule} ({len(items):,}), got {places[0]:,} to {places[-1]:,}")
     return len(offsets) - 1
 
 
-def first_side(arrays: Arrays, payload: str) -> int:
-    """The shorter side of the first encoded picture that can be opened."""
+def first_image_side(arrays: NamedArrays, payload: str) -> int:
+    """Return the shorter side of the first encoded image that can be opened."""
     from PIL import Image
 
-    for picture in _encoded(arrays[payload], arrays["offsets"].tolist()):
+    for encoded in _iter_encoded_images(arrays[payload], arrays["offsets"].tolist()):
         try:
-            with Image.open(BytesIO(picture), formats=FORMATS) as image:
+            with Image.open(BytesIO(encoded), formats=IMAGE_FORMATS) as image:
                 return min(image.size)
         except (OSError, Image.DecompressionBombError):
-            continue  # reading all of them will say why
-    raise ValueError(f"arrays: none of the {len(arrays['offsets']) - 1:,} pictures can be read.")
+            continue  # decoding all images reports the reason
+    raise ValueError(f"arrays: none of the {len(arrays['offsets']) - 1:,} images can be read")
 
 
-def _encoded(items: Any, offsets: list[int]) -> Iterator[bytes]:
-    if isinstance(items, Stored):
-        return items.runs(offsets)
+def _iter_encoded_images(items: Any, offsets: list[int]) -> Iterator[bytes]:
+    if isinstance(items, NpzMember):
+        return items.iter_byte_runs(offsets)
     return (items[start:stop].tobytes() for start, stop in pairwise(offsets))
 
 
-def sized(arrays: Arrays, name: str, length: int) -> NDArray[Any]:
-    """An array that must have one value for each item or class."""
+def get_sized_array(arrays: NamedArrays, name: str, length: int) -> NDArray[Any]:
+    """Return an array after checking that it has one value for each item or class."""
     array: NDArray[Any] = arrays[name]
     if array.shape != (length,):
-        raise ValueError(f"arrays: `{name}` must have {length:,} values, got shape {array.shape}.")
+        raise ValueError(f"arrays: `{name}` must have {length:,} values, got shape {array.shape}")
     return array
 
 
-def texts(array: NDArray[Any]) -> NDArray[np.str_]:
-    """Values as text; bytes are taken as UTF-8."""
+def decode_texts(array: NDArray[Any]) -> NDArray[np.str_]:
+    """Return values as text; bytes are decoded as UTF-8."""
     if array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
     return array.astype(str)
 
 
-def halves(arrays: Arrays, name: str, length: int) -> NDArray[np.bool_]:
-    """Which items or classes are of the test half: those that are 1 and not 0."""
-    array = sized(arrays, name, length)
-    odd = [value for value in np.unique(array).tolist() if value not in (0, 1)]
-    if odd:
-        raise ValueError(f"arrays: `{name}` must be 0 (train) or 1 (test), got {odd[0]!r}.")
+def read_test_mask(arrays: NamedArrays, name: str, length: int) -> NDArray[np.bool_]:
+    """Return which items or classes belong to the test half: 1 is test, 0 is train."""
+    array = get_sized_array(arrays, name, length)
+    invalid = [value for value in np.unique(array).tolist() if value not in (0, 1)]
+    if invalid:
+        raise ValueError(f"arrays: `{name}` must be 0 (train) or 1 (test), got {invalid[0]!r}")
     in_test: NDArray[np.bool_] = array != 0
     return in_test
 
 
-def contents_digest(arrays: Arrays, payload: str) -> str:
-    """Of the contents that matter; a copy of a file elsewhere is the same data."""
+def hash_payload(arrays: NamedArrays, payload: str) -> str:
+    """Return a hash of the items; a copy of a file has the same hash."""
     items, others = arrays[payload], [arrays[n] for n in ("offsets", "scale") if n in arrays]
-    if isinstance(items, Stored):
-        return _hashed(items.contents.copy(), others)
-    return hash_of(items, *others)
+    if isinstance(items, NpzMember):
+        return _hash_into_digest(items.content_digest.copy(), others)
+    return hash_arrays(items, *others)
 
 
-def hash_of(*arrays: NDArray[Any]) -> str:
-    """Of types, shapes and values."""
-    return _hashed(hashlib.sha256(), arrays)
+def hash_arrays(*arrays: NDArray[Any]) -> str:
+    """Return a hash of types, shapes and values."""
+    return _hash_into_digest(hashlib.sha256(), arrays)
 
 
-def _hashed(digest: Any, arrays: Iterable[NDArray[Any]]) -> str:
+def _hash_into_digest(digest: Any, arrays: Iterable[NDArray[Any]]) -> str:
     for array in arrays:
         digest.update(f"{array.dtype}{array.shape}".encode())
-        rows = max(1, PART // max(1, array[:1].nbytes))
+        rows = max(1, READ_CHUNK_BYTES // max(1, array[:1].nbytes))
         for start in range(0, len(array), rows):
             digest.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
     return str(digest.hexdigest()[:16])

@@ -1,7 +1,7 @@
-"""The models of Cars196 in the order of the official annotations: class id i is the i-th name.
+"""Class names of Cars196 in the order of the official annotations: class id i is the i-th name.
 
-The makes are sorted, the models of a make are not: the sorted folders of the newer releases are in
-another order, and where one is missing their numbers say nothing.
+Makes are sorted, but the models of a make are not. The position of a folder among the sorted
+folders of the newer release is therefore not its class id.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import re
 
 
-def class_id(folder: str) -> int | None:
-    """The class that a folder is named for, from 0; None if it is no model of Cars196.
+def find_class_id(folder: str) -> int | None:
+    """Return the class id, from 0, of a folder's name; None if it is not a model of Cars196.
 
-    Punctuation and case may differ: no folder can be called `Ram C/V Cargo Van Minivan 2012`.
+    Punctuation and case may differ, because `Ram C/V Cargo Van Minivan 2012` cannot be the name of
+    a folder.
     """
-    return _IDS.get(_plain(folder))
+    return _CLASS_IDS.get(_normalise_name(folder))
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return " ".join(re.findall(r"[a-z0-9]+", name.casefold()))
 
 
-NAMES = tuple(
+CLASS_NAMES = tuple(
     """\
 AM General Hummer SUV 2000
 Acura RL Sedan 2012
@@ -222,4 +223,4 @@ smart fortwo Convertible 2012
 """.splitlines()
 )
 
-_IDS = {_plain(name): i for i, name in enumerate(NAMES)}
+_CLASS_IDS = {_normalise_name(name): i for i, name in enumerate(CLASS_NAMES)}

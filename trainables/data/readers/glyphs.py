@@ -1,9 +1,9 @@
-"""Glyphs: a retrieval task of unseen characters, drawn locally in seconds.
+"""Glyphs: retrieval of unseen characters, drawn locally in seconds.
 
 A class is a character; its images are that character in the twelve DejaVu faces that matplotlib
 ships (sans, serif and mono; regular, bold, slanted), turned, sheared, scaled, shifted and noisy.
-Pixels mislead (a bold A is nearer to a bold R than to a thin A); shapes learnt on other characters
-help. The first half of the classes trains, the second half tests.
+Pixels mislead (a bold A is nearer to a bold R than to a thin A), but shapes learnt on other
+characters help. The first half of the classes trains, the second half tests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 
-from trainables.data.cache import Progress, Rows, RowSpec, cached_rows
-from trainables.data.dataset import Dataset, Part
+from trainables.data.cache import DataProgressCallback, RowChunk, RowSpec, open_or_build_entry
+from trainables.data.dataset import Dataset, DatasetPart
 
-# Letters and digits that all twelve faces draw, look-alikes left out (of A, Greek Alpha and
-# Cyrillic A one remains: those nearer than cosine 0.93 when drawn to equal height). In mixed order,
-# so that any first part of them, and both halves, hold every script.
+# Letters and digits that all twelve typefaces contain, without look-alikes: of characters nearer
+# than cosine 0.93 when drawn to equal height (A, Greek Alpha, Cyrillic A) only one is listed. The
+# order is mixed, so that every prefix and both halves contain every script.
 CHARACTERS = (
     "ɿPДґSსTєŒʣзȼϚυUɨþᶅȡyƐԱƴҤՏʍыœƒⱷꞐξԽტЊϙǁȵ6თĸԴØłʤϻƱʋꞋϺƕϡოյɰƦʪֆюწթƿʐƝ"
     "4Ɗɬɗςɫʓʃშ1ժȺЫNŊნխƍßՇЪƭƈՄչԷⱵʔʕαRɳ5ᴞΞԹʈѢƎɁφՋՐHփԿƪɃΔɽ2ϟɢȸǝƶðᴗђƔⱿeᴟჳ"
@@ -32,58 +32,62 @@ CHARACTERS = (
     "ƇŁlaωრეGƢƣƞɚȥҔɮꞪҲմγɘҥէჶᴔмმპđɝფɤÐϞЋɯhmζцƁȤƼѣƤXջɲȴɸϠԳ0ԺՖրʠგn7ъWȾЦβ"
     "ⱮэƮՃԲɭΦʅtљχɷլdიrɪƆӇռЮȹԶpქᴝɕƀЉƸҢʇϗɥჵʥϛЏȽLʭყʗ"
 )
-FACES = (
+FONT_FACES = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique",
     "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique",
     "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic",
 )  # fmt: skip
-VERSION = 2  # raise when the pictures change
-SUPERSAMPLING = 3
+GLYPHS_VERSION = 2  # increase when the images change
+SUPERSAMPLING_FACTOR = 3
 
 
-def read_glyphs(
+def build_glyphs(
     *,
     cache_dir: Path,
-    progress: Progress | None = None,
-    classes: int = 240,
-    samples: int = 16,
-    size: int = 28,
-    seed: int = 0,
+    progress: DataProgressCallback | None,
+    classes: int,
+    samples: int,
+    size: int,
+    seed: int,
 ) -> Dataset:
-    """Which characters look alike? Draws the data set, or maps it when it was drawn before.
+    """Draw the data set, or map it from the cache if it was drawn before.
 
     Args:
-        classes: Characters, first half train, second half test.
+        cache_dir: Cache directory of this node.
+        progress: Called with (label, rows done, total rows) while images are drawn.
+        classes: Number of characters; the first half trains, the second half tests.
         samples: Images per character.
-        size: Height and width in pixels; one channel, ink bright.
-        seed: Of the jitter and of the faces' order.
+        size: Height and width in pixels; one channel, bright ink.
+        seed: Seed of the jitter and of the order of the typefaces.
     """
     if not 4 <= classes <= len(CHARACTERS):
-        raise ValueError(f"glyphs: `4 <= classes <= {len(CHARACTERS)}` must hold, got {classes}.")
+        raise ValueError(f"glyphs: `4 <= classes <= {len(CHARACTERS)}` must hold, got {classes}")
     if samples < 2:
-        raise ValueError(f"glyphs: `samples >= 2` must hold, got {samples}.")
+        raise ValueError(f"glyphs: `samples >= 2` must hold, got {samples}")
     if not 8 <= size <= 256:
-        raise ValueError(f"glyphs: `8 <= size <= 256` must hold, got {size}.")
+        raise ValueError(f"glyphs: `8 <= size <= 256` must hold, got {size}")
     if seed < 0:
-        raise ValueError(f"glyphs: `seed >= 0` must hold, got {seed}.")
+        raise ValueError(f"glyphs: `seed >= 0` must hold, got {seed}")
 
-    def fill(start: int, stop: int) -> Rows:
-        fonts = _fonts(size)  # per call: fonts must not be shared by threads
+    def draw_chunk(start: int, stop: int) -> RowChunk:
+        fonts = _load_fonts(size)  # per call, because threads must not share fonts
         rows = [
-            _glyph(row // samples, row % samples, fonts, size, seed) for row in range(start, stop)
+            _draw_glyph(row // samples, row % samples, fonts, size, seed)
+            for row in range(start, stop)
         ]
-        return Rows({"images": np.stack(rows)[..., None]})
+        return RowChunk({"images": np.stack(rows)[..., None]})
 
-    rows = cached_rows(
+    rows = open_or_build_entry(
         cache_dir,
         name="glyphs",
         settings={
-            "version": VERSION, "classes": classes, "samples": samples, "size": size, "seed": seed,
+            "version": GLYPHS_VERSION, "classes": classes, "samples": samples, "size": size,
+            "seed": seed,
             "drawn_by": [PIL.__version__, features.version("freetype2"), matplotlib.__version__],
         },
         specs={"images": RowSpec((size, size, 1), "uint8")},
         n_rows=classes * samples,
-        fill=fill,
+        fill=draw_chunk,
         chunk_rows=32 * samples,
         progress=progress,
     )  # fmt: skip
@@ -92,45 +96,48 @@ def read_glyphs(
     cut = (classes + 1) // 2 * samples
     return Dataset(
         name="glyphs",
-        train=Part(images[:cut], labels[:cut]),
-        test=Part(images[cut:], labels[cut:]),
+        train=DatasetPart(images[:cut], labels[:cut]),
+        test=DatasetPart(images[cut:], labels[cut:]),
         class_names=tuple(CHARACTERS[:classes]),
         fingerprint=rows.fingerprint,
     )
 
 
-def _fonts(size: int) -> list[ImageFont.FreeTypeFont]:
+def _load_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    pixels = round(0.72 * size * SUPERSAMPLING)
-    return [ImageFont.truetype(str(folder / f"{face}.ttf"), pixels) for face in FACES]
+    pixels = round(0.72 * size * SUPERSAMPLING_FACTOR)
+    return [ImageFont.truetype(str(folder / f"{face}.ttf"), pixels) for face in FONT_FACES]
 
 
-def _glyph(
+def _draw_glyph(
     character: int, sample: int, fonts: list[ImageFont.FreeTypeFont], size: int, seed: int
 ) -> NDArray[np.uint8]:
-    """One picture: the face by turns, the rest from a generator of its own."""
+    """Draw one image: typefaces take turns, the rest comes from a generator of its own."""
     order = np.random.default_rng([seed, character]).permutation(len(fonts))
     rng = np.random.default_rng([seed, character, sample])
-    side = size * SUPERSAMPLING
-    picture = Image.new("L", (side, side))
-    ImageDraw.Draw(picture).text(
+    side = size * SUPERSAMPLING_FACTOR
+    image = Image.new("L", (side, side))
+    ImageDraw.Draw(image).text(
         (side / 2, side / 2),
         CHARACTERS[character],
         font=fonts[order[sample % len(fonts)]],
         fill=255,
         anchor="mm",
     )
-    picture = picture.transform(
-        (side, side), Image.Transform.AFFINE, _jitter(rng, side), Image.Resampling.BILINEAR
-    ).reduce(SUPERSAMPLING)
-    ink = np.asarray(picture, dtype=np.float32) * rng.uniform(0.7, 1.0)
+    image = image.transform(
+        (side, side),
+        Image.Transform.AFFINE,
+        _sample_affine_map(rng, side),
+        Image.Resampling.BILINEAR,
+    ).reduce(SUPERSAMPLING_FACTOR)
+    ink = np.asarray(image, dtype=np.float32) * rng.uniform(0.7, 1.0)
     ink += rng.normal(0.0, rng.uniform(2.0, 16.0), ink.shape)
     pixels: NDArray[np.uint8] = np.clip(ink + 16.0, 0.0, 255.0).astype(np.uint8)
     return pixels
 
 
-def _jitter(rng: np.random.Generator, side: int) -> tuple[float, ...]:
-    """Rotation up to 15 degrees, shear 0.2, scale 0.8 to 1.2, shift 12 %, as PIL's inverse map."""
+def _sample_affine_map(rng: np.random.Generator, side: int) -> tuple[float, ...]:
+    """Sample rotation to 15 degrees, shear 0.2, scale 0.8 to 1.2, shift 12 %, as PIL's inverse."""
     angle = math.radians(rng.uniform(-15.0, 15.0))
     shear, scale = rng.uniform(-0.2, 0.2), rng.uniform(0.8, 1.2)
     dx, dy = rng.uniform(-0.12, 0.12, size=2) * side

@@ -1,6 +1,6 @@
-"""An array inside a .npz: hashed as a stream, and held in memory only while a cache is built.
+"""Lazy array of a .npz file: hashed as a stream, loaded only while a cache is built.
 
-Every trial opens the data to find its cache, by their contents; most need nothing else of them.
+Every trial hashes the data to find their cache entry; most trials need nothing else of them.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from zipfile import ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-PART = 2**18  # bytes read at a time
+READ_CHUNK_BYTES = 2**18
 
 
-class Stored:
-    """What an array is; its values are read when some are asked for, all at once.
+class NpzMember:
+    """An array of a .npz file, all of whose values are loaded when some are first read.
 
     Args:
-        file: The .npz.
-        name: Of the array, which must be in C order and hold no objects.
+        file: The .npz file.
+        name: Name of the array, which must be in C order and contain no objects.
 
     Attributes:
-        shape, dtype: As of the array.
-        contents: A hash of type, shape and values.
+        shape: Shape of the array.
+        dtype: Type of the array.
+        content_digest: Hash of type, shape and values.
     """
 
     def __init__(self, file: Path, name: str) -> None:
         self._file, self._name, self._lock = file, name, threading.Lock()
         with ZipFile(file) as archive, archive.open(f"{name}.npy") as stream:
-            self.shape, _, self.dtype = header_of(stream)
-            self.contents = hashlib.sha256(f"{self.dtype}{self.shape}".encode())
-            lacking = math.prod(self.shape) * self.dtype.itemsize
-            while part := stream.read(PART):  # a damaged file is an error at its end
-                self.contents.update(part)
-                lacking -= len(part)
-        if lacking > 0:
-            raise ValueError(f"`{name}` lacks {lacking:,} bytes of {self.dtype} {self.shape}")
+            self.shape, _, self.dtype = read_npy_header(stream)
+            self.content_digest = hashlib.sha256(f"{self.dtype}{self.shape}".encode())
+            missing_bytes = math.prod(self.shape) * self.dtype.itemsize
+            while part := stream.read(READ_CHUNK_BYTES):  # zipfile checks the CRC at the end
+                self.content_digest.update(part)
+                missing_bytes -= len(part)
+        if missing_bytes > 0:
+            raise ValueError(f"`{name}` lacks {missing_bytes:,} bytes of {self.dtype} {self.shape}")
 
     @property
     def ndim(self) -> int:
@@ -54,36 +55,36 @@ class Stored:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> NDArray[Any]:
-        with self._lock:  # caches are built by several threads
-            values = self._values
-        found: NDArray[Any] = values[rows]
-        return found
+        with self._lock:  # several threads build a cache
+            values = self._loaded_values
+        selected: NDArray[Any] = values[rows]
+        return selected
 
-    def runs(self, offsets: Sequence[int]) -> Iterator[bytes]:
-        """The bytes between each two offsets, in order; no more is read than is asked for."""
+    def iter_byte_runs(self, offsets: Sequence[int]) -> Iterator[bytes]:
+        """Yield the bytes between successive offsets; the file is read only as far as needed."""
         with ZipFile(self._file) as archive, archive.open(f"{self._name}.npy") as stream:
-            header_of(stream)
+            read_npy_header(stream)
             yield from (stream.read(stop - start) for start, stop in pairwise(offsets))
 
     @cached_property
-    def _values(self) -> NDArray[Any]:
+    def _loaded_values(self) -> NDArray[Any]:
         with np.load(self._file, allow_pickle=False) as content:
             values: NDArray[Any] = content[self._name]
         return values
 
 
-def can_wait(file: Path, name: str) -> bool:
-    """Whether an array of a .npz can be `Stored`."""
+def is_lazy_loadable(file: Path, name: str) -> bool:
+    """Whether an array of a .npz file can be an `NpzMember`."""
     with ZipFile(file) as archive:
         if f"{name}.npy" not in archive.namelist():
             return False
         with archive.open(f"{name}.npy") as stream:
-            shape, by_column, dtype = header_of(stream)
+            shape, by_column, dtype = read_npy_header(stream)
     return bool(shape) and not by_column and not dtype.hasobject
 
 
-def header_of(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is in Fortran's order, and type: what the head of a .npy names."""
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, whether the order is Fortran's, and type from the header of a .npy file."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0
     if version != (1, 0):

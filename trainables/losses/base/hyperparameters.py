@@ -1,24 +1,29 @@
-"""What is a knob of a loss: its type, its default, its choices?"""
+"""Hyperparameters of a loss, read from its builder: types, defaults and choices."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from trainables.utils.suggestions import suggest_nearest_name
+
 
 @dataclass(frozen=True)
-class KnobInfo:
-    """One knob of a loss: its Python type, and its default unless it is required.
+class ParamInfo:
+    """One hyperparameter of a loss.
 
-    `choices` lists the allowed values of a knob that names an alternative.
+    Args:
+        type: Python type of its values.
+        required: Whether it has no default.
+        default: Default value, unless required.
+        choices: Allowed values of a hyperparameter that names an alternative.
     """
 
     type: type
@@ -27,40 +32,46 @@ class KnobInfo:
     choices: tuple[str, ...] = ()
 
 
-def knobs_of(builder: Callable[..., object]) -> dict[str, KnobInfo]:
-    """The keyword-only arguments of a builder are its knobs."""
+def builder_params(builder: Callable[..., object]) -> dict[str, ParamInfo]:
+    """Return the hyperparameters of a builder: its keyword-only arguments."""
     hints = get_type_hints(builder)
-    knobs = {}
+    params = {}
     for parameter in inspect.signature(builder).parameters.values():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
         hint = hints[parameter.name]
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         required = parameter.default is inspect.Parameter.empty
-        knobs[parameter.name] = KnobInfo(
+        params[parameter.name] = ParamInfo(
             type=str if choices else hint,
             required=required,
             default=None if required else parameter.default,
             choices=choices,
         )
-    return knobs
+    return params
 
 
-def check_knobs(loss: str, known: Mapping[str, KnobInfo], given: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all required knobs are given, and only known ones of their types."""
-    for knob in given:
-        if knob not in known:
-            raise ValueError(f"{loss}: unknown knob {knob!r}; {nearest(knob, known)}.")
-    missing = [knob for knob, info in known.items() if info.required and knob not in given]
+def check_params(loss: str, known: Mapping[str, ParamInfo], given: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `given` has all required hyperparameters and valid values only."""
+    for param in given:
+        if param not in known:
+            raise ValueError(
+                f"{loss}: unknown hyperparameter {param!r}; {suggest_nearest_name(param, known)}"
+            )
+    missing = [param for param, info in known.items() if info.required and param not in given]
     if missing:
-        raise ValueError(f"{loss}: missing {', '.join(missing)}; its knobs: {', '.join(known)}.")
-    for knob, value in given.items():
-        if not _fits(known[knob], value):
-            raise ValueError(f"{loss}: `{knob}` must be {_rule(known[knob])}, but got {value!r}.")
+        raise ValueError(
+            f"{loss}: missing {', '.join(missing)}; its hyperparameters: {', '.join(known)}"
+        )
+    for param, value in given.items():
+        if not _is_valid_value(known[param], value):
+            raise ValueError(
+                f"{loss}: `{param}` must be {_describe_type(known[param])}, but got {value!r}"
+            )
 
 
-def whole(value: Any) -> int | None:
-    """The value as an int, whoever made it (numpy, say); None for a bool or what is no integer."""
+def as_integer(value: Any) -> int | None:
+    """Return an integer of any type, such as numpy's, as an int; None for anything else."""
     if isinstance(value, bool | np.bool_):
         return None
     try:
@@ -70,15 +81,15 @@ def whole(value: Any) -> int | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a finite number; a bool is none."""
-    if whole(value) is not None:
+    """Whether the value is a finite number; a bool is not a number."""
+    if as_integer(value) is not None:
         return True
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         return False
     return math.isfinite(value)
 
 
-def _fits(info: KnobInfo, value: Any) -> bool:
+def _is_valid_value(info: ParamInfo, value: Any) -> bool:
     if info.type is bool:
         return isinstance(value, bool | np.bool_)
     if info.type is str:
@@ -86,17 +97,9 @@ def _fits(info: KnobInfo, value: Any) -> bool:
     return is_number(value) and (info.type is float or float(value).is_integer())
 
 
-def _rule(info: KnobInfo) -> str:
+def _describe_type(info: ParamInfo) -> str:
     if info.choices:
         return f"one of {', '.join(info.choices)}"
-    return {bool: "true or false", str: "a word", int: "a whole number"}.get(
+    return {bool: "true or false", str: "a string", int: "an integer"}.get(
         info.type, "a finite number"
     )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name, with all that is known."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(known)}"

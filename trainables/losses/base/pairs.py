@@ -1,65 +1,95 @@
-"""Which pairs does a batch hold, and how far apart are they?"""
+"""Pairs of a batch: masks by kind, cosines and distances."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from trainables.losses.blocks import compute_dtype, full_precision, unit_rows
+from trainables.losses.kernels.blocks import disable_autocast, unit_rows, widest_dtype
+from trainables.losses.kernels.own_entries import can_read_values
 
 
-class Pairs(NamedTuple):
-    """Masks over (batch, batch): same class without the sample itself, and different class."""
+class PairMasks(NamedTuple):
+    """Masks over (batch, batch): same class, without the sample itself, and different class."""
 
     same: Tensor
     other: Tensor
 
 
-def pairs_of(labels: Tensor) -> Pairs:
-    """All ordered pairs of the batch, by kind."""
+def make_pair_masks(labels: Tensor) -> PairMasks:
+    """Return the masks of all ordered pairs of the batch."""
     same = labels[:, None] == labels[None]
     other = ~same
     same.fill_diagonal_(False)
-    return Pairs(same, other)
+    return PairMasks(same, other)
 
 
-def unit(embeddings: Tensor) -> Tensor:
-    """Rows of length one, in at least float32; a zero row stays zero."""
-    return unit_rows(embeddings.to(compute_dtype(embeddings)))
+def normalise_embeddings(embeddings: Tensor) -> Tensor:
+    """Return rows of length one in at least float32; a zero row stays zero."""
+    return unit_rows(embeddings.to(widest_dtype(embeddings)))
 
 
-def cosines(embeddings: Tensor) -> Tensor:
-    """Cosine of every pair, (batch, batch)."""
-    return _products(unit(embeddings))
+def pairwise_cosines(embeddings: Tensor) -> Tensor:
+    """Return the cosine of every pair, (batch, batch)."""
+    return _gram_matrix(normalise_embeddings(embeddings))
 
 
-def _products(x: Tensor) -> Tensor:
+def _gram_matrix(x: Tensor) -> Tensor:
     # Under autocast the product would be in half precision.
-    with full_precision(x):
+    with disable_autocast(x):
         return x @ x.T
 
 
-# Below this squared distance 2 - 2 cos has lost half its digits: such pairs are subtracted.
-_CLOSE = 1e-2
+# Below this squared distance 2 - 2 cos loses half its digits; such pairs are computed by
+# subtraction.
+_MAX_CLOSE_SQUARED_DISTANCE = 1e-2
 
 
-def distances(embeddings: Tensor) -> Tensor:
-    """Euclidean distance of every pair of unit vectors, (batch, batch).
+def pairwise_distances(embeddings: Tensor) -> Tensor:
+    """Return the Euclidean distance of every pair of unit vectors, (batch, batch).
 
-    Equal vectors, and every vector and itself, are at distance exactly 0 with gradient 0 (a
-    distance has no slope there).
+    The distance of equal vectors, and of a vector to itself, is exactly 0 with gradient 0, since a
+    distance is not differentiable there.
     """
-    x = unit(embeddings)
-    squared = 2.0 - 2.0 * _products(x)
-    close = (squared < _CLOSE).fill_diagonal_(False)
+    x = normalise_embeddings(embeddings)
+    if not can_read_values(x):
+        with disable_autocast(x):
+            distances: Tensor = _DistancesFunction.apply(x)  # type: ignore[no-untyped-call]
+        return distances
+    squared = 2.0 - 2.0 * _gram_matrix(x)
+    close = (squared < _MAX_CLOSE_SQUARED_DISTANCE).fill_diagonal_(False)
     apart = (squared > 0).fill_diagonal_(False) & ~close
     far = squared.masked_fill(~apart, 1.0).sqrt() * apart
     rows = close.any(dim=1).nonzero()[:, 0]
     if not len(rows):
         return far
-    # Differences are summed as they are made: gathered, they would be (pairs, dim) numbers.
-    with full_precision(x):
+    # cdist sums differences as it computes them; stored, they would be (pairs, dim) numbers.
+    with disable_autocast(x):
         near = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
     return far.index_add(0, rows, near * close[rows])
+
+
+class _DistancesFunction(torch.autograd.Function):
+    """Distances of all pairs by subtraction, in shapes that do not depend on the values.
+
+    The derivative that torch has for `cdist` stores (batch, batch, dim) numbers on a GPU. Here it
+    is two sums whose difference is small for close pairs, so it is computed in float64.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+        ctx.save_for_backward(x, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, distances = ctx.saved_tensors
+        weights = ((grads[0] + grads[0].T) / distances).masked_fill_(distances == 0, 0.0).double()
+        wide = x.double()
+        total: Tensor = weights.sum(dim=1, keepdim=True) * wide
+        return total.addmm_(weights, wide, alpha=-1.0).to(x.dtype)

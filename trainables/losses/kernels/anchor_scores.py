@@ -1,9 +1,9 @@
-"""What does each proxy see of the batch, summed over all proxies?
+"""Scores of Proxy-Anchor: a soft maximum of each proxy over the batch, summed over proxies.
 
-Proxy-Anchor turns the sums round: every proxy takes a log-sum-exp over the samples of the batch,
-so a block of proxies is complete in itself and only one number, the sum over proxies, has to be
-combined over blocks and over ranks (`Reducer`). The own similarities, one per sample, leave as a
-vector: what pulls is a matter of the batch alone, and is left to ordinary autograd.
+Every proxy takes a logsumexp over the samples of the batch, so a block of proxies is independent of
+the others, and only one number, the sum over proxies, is combined over blocks and over ranks
+(`ShardReducer`). The own similarities, one per sample, are returned as a vector: the pull depends
+on the batch alone and is left to autograd.
 """
 
 from __future__ import annotations
@@ -16,188 +16,220 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainables.losses.blocks import (
-    ALONE,
+from trainables.losses.kernels.blocks import (
     LOG2_E,
-    Block,
-    Budget,
-    Reducer,
-    Rooms,
-    Segment,
-    compute_dtype,
-    cut,
+    SINGLE_SHARD,
+    MemoryBudget,
+    ProxyBlock,
+    ProxySegment,
+    ScratchBuffers,
+    ShardReducer,
+    disable_autocast,
     floored_exp2_,
-    full_precision,
     inverse_norms,
-    iterate,
-    own_similarities_fit,
+    iter_blocks,
+    make_blocks,
+    merge_segments,
+    similarities_fit_budget,
+    widest_dtype,
     write_gradient,
 )
-from trainables.losses.samples import Between, Mixture
+from trainables.losses.kernels.mixture import InterpolatedBatch, InterpolatedSamples
 
-# alpha times the largest |s + delta|: up to here nothing over- or underflows in float32.
+# Up to this alpha * |s + delta| no exponential overflows or underflows in float32.
 _SAFE_EXPONENT = 60.0
 
 
-def anchor_scores(
+def compute_anchor_scores(
     embeddings: Tensor,
     labels: Tensor,
-    segments: Sequence[Segment],
+    segments: Sequence[ProxySegment],
     *,
     alpha: float,
     delta: float,
-    between: Between | None = None,
-    budget: Budget | None = None,
-    reducer: Reducer = ALONE,
+    between: InterpolatedSamples | None = None,
+    budget: MemoryBudget | None = None,
+    reducer: ShardReducer = SINGLE_SHARD,
+    unused: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(push, positive): sum_p log(1 + sum_{x not of p} exp(alpha (s + delta))), and s(x, p_y).
+    """Return the push of all proxies and the similarities to the own proxies.
 
-    `push` is a scalar, `positive` a vector over the batch and the samples `between` it, that
-    follow it and whose labels `labels` has too; differentiable once with respect to
-    the embeddings and every segment's proxies, (classes, dim).
+    push = sum_p log(1 + sum_{x not of p} exp(alpha (s(x, p) + delta))), positive = s(x, p_y).
+    `push` is a scalar, `positive` a vector over the batch and the interpolated samples `between`
+    that follow it; `labels` has the labels of both. Differentiable once with respect to the
+    embeddings and the proxies of every segment, (classes, dim). `unused` is a mask of the classes
+    of the first segment that this step does not use.
     """
-    options = _Options(alpha, delta, budget or Budget(), reducer)
+    options = _AnchorOptions(alpha, delta, budget or MemoryBudget(), reducer, unused)
+    if unused is None:
+        segments = merge_segments(segments, len(labels), options.budget)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
     factor = None if between is None else between.factor
-    with full_precision(embeddings):
-        push, positive = _AnchorScores.apply(  # type: ignore[no-untyped-call]
+    with disable_autocast(embeddings):
+        push, positive = _AnchorScoresFunction.apply(  # type: ignore[no-untyped-call]
             embeddings, between, factor, labels, options, firsts, *proxies
         )
     return push, positive
 
 
 @dataclass(frozen=True)
-class _Options:
+class _AnchorOptions:
     alpha: float
     delta: float
-    budget: Budget
-    reducer: Reducer
+    budget: MemoryBudget
+    reducer: ShardReducer
+    unused: Tensor | None
 
     @property
-    def unit(self) -> float:
-        """What similarities are held times of."""
+    def log2_alpha(self) -> float:
+        """Unit of the scaled similarities: alpha to the base 2."""
         return self.alpha * LOG2_E
 
     @property
-    def shift(self) -> float:
-        """alpha delta, to the base 2."""
+    def log2_shift(self) -> float:
+        """alpha delta to the base 2."""
         return self.alpha * self.delta * LOG2_E
 
     @property
-    def safe(self) -> bool:
-        """Whether exponentials stay in range without a level."""
+    def needs_no_level(self) -> bool:
+        """Whether exponentials stay in range without subtracting a level."""
         return self.alpha * (1.0 + abs(self.delta)) <= _SAFE_EXPONENT
 
 
-class _AnchorScores(torch.autograd.Function):
+class _AnchorScoresFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         embeddings: Tensor,
-        between: Between | None,
+        between: InterpolatedSamples | None,
         factor: Tensor | None,
         labels: Tensor,
-        options: _Options,
+        options: _AnchorOptions,
         firsts: list[int],
         *proxies: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        dtype = compute_dtype(embeddings, *proxies)
-        segments = [Segment(first, p) for first, p in zip(firsts, proxies, strict=True)]
+        dtype = widest_dtype(embeddings, *proxies)
+        segments = [ProxySegment(first, p) for first, p in zip(firsts, proxies, strict=True)]
         size = torch.finfo(dtype).bits // 8
         x = embeddings.to(dtype)
         inverse_x = inverse_norms(x)
         x = x * inverse_x[:, None]
-        samples = Mixture(x, between)
-        keep = own_similarities_fit(segments, samples.rows, size, options.budget)
-        push, positive = x.new_zeros(()), x.new_zeros(samples.rows)
-        blocks = cut(
-            segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
+        samples = InterpolatedBatch(x, between)
+        keep = similarities_fit_budget(segments, samples.n_rows, size, options.budget)
+        push, positive = x.new_zeros(()), x.new_zeros(samples.n_rows)
+        blocks = make_blocks(
+            segments,
+            labels,
+            item_bytes=size,
+            budget=options.budget,
+            reducer=options.reducer,
+            unused=options.unused,
         )
-        kept, per_proxy, rooms = [], [], Rooms()
-        for block, p in iterate(blocks, proxies, dtype):
+        kept_similarities, per_proxy, buffers = [], [], ScratchBuffers()
+        for block, p in iter_blocks(blocks, proxies, dtype):
             inverse_p = inverse_norms(p)
-            held = _held(samples, p, inverse_p, options)
-            positive[block.rows] = held[block.rows, block.columns] / options.unit
-            per_proxy.append(_soft_maximum(held, block, options, rooms))
-            push += per_proxy[-1].sum()
-            kept.append((held if keep else None, inverse_p))
-        options.reducer.sum_(push)
-        options.reducer.sum_(positive)
+            scaled = _scaled_similarities(samples, p, inverse_p, options)
+            block.own.copy_to_rows_(positive, block.own.take(scaled) / options.log2_alpha)
+            per_proxy.append(_soft_maximum(scaled, block, options, buffers))
+            push += _keep_used(per_proxy[-1], block).sum()
+            kept_similarities.append((scaled if keep else None, inverse_p))
+        options.reducer.all_reduce_sum_(push)
+        options.reducer.all_reduce_sum_(positive)
         ctx.save_for_backward(x, inverse_x, *proxies)
-        ctx.blocks, ctx.kept, ctx.per_proxy, ctx.options = blocks, kept, per_proxy, options
-        ctx.input_dtype, ctx.between, ctx.rooms = embeddings.dtype, between, rooms
+        ctx.blocks, ctx.kept, ctx.per_proxy = blocks, kept_similarities, per_proxy
+        ctx.options, ctx.input_dtype = options, embeddings.dtype
+        ctx.between, ctx.buffers = between, buffers
         return push, positive
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, inverse_x, *proxies = ctx.saved_tensors
-        options: _Options = ctx.options
-        samples = Mixture(x, ctx.between)
+        options: _AnchorOptions = ctx.options
+        samples = InterpolatedBatch(x, ctx.between)
         grad_push, grad_positive = (g.to(x.dtype) for g in grads)
         needs = ctx.needs_input_grad[6:]
         grad_proxies = [
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
-        grad_x, grad_factor = torch.zeros_like(x), samples.new_gradient()
-        with full_precision(x):
-            for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
-                held, inverse_p = ctx.kept[number]
-                # What was kept is used up; a second backward computes it again.
+        grad_x, grad_factor = torch.zeros_like(x), samples.new_factor_gradient()
+        with disable_autocast(x):
+            for number, (block, p) in enumerate(iter_blocks(ctx.blocks, proxies, x.dtype)):
+                scaled, inverse_p = ctx.kept[number]
+                # The kept similarities are overwritten; a second backward computes them again.
                 ctx.kept[number] = (None, inverse_p)
-                if held is None:
-                    held = _held(samples, p, inverse_p, options)
+                if scaled is None:
+                    scaled = _scaled_similarities(samples, p, inverse_p, options)
                 # d loss / d s over the norm of the proxy.
-                g = _shares(held, ctx.per_proxy[number], grad_push * inverse_p, options, ctx.rooms)
-                own = block.rows, block.columns
-                g[own] = grad_positive[block.rows] * inverse_p[block.columns]
-                # A normalised proxy moves only sideways: subtract its share along itself.
-                along = held.mul_(g).sum(dim=0).mul_(inverse_p).mul_(1.0 / options.unit)
+                factors = _keep_used(grad_push * inverse_p, block)
+                g = _soft_maximum_slopes(
+                    scaled, ctx.per_proxy[number], factors, options, ctx.buffers
+                )
+                own = block.own
+                own.write_(g, own.select_rows(grad_positive) * own.select_columns(inverse_p))
+                # Normalisation removes the component of the gradient along the proxy.
+                along = scaled.mul_(g).sum(dim=0).mul_(inverse_p).mul_(1.0 / options.log2_alpha)
                 if grad_factor is not None:
                     norms = torch.where(inverse_p > 0, 1.0 / inverse_p, 0.0)
-                    samples.add_factors_(grad_factor, held @ (norms / options.unit))
-                g = samples.back_(g)
+                    samples.add_factor_gradient_(grad_factor, scaled @ (norms / options.log2_alpha))
+                g = samples.fold_gradient_(g)
                 grad_x.addmm_(g, p)
                 grad = grad_proxies[block.segment]
                 out = None if grad is None else grad[block.start : block.stop]
                 write_gradient(out, g, x, p, along)
-        options.reducer.sum_(grad_x)
+        options.reducer.all_reduce_sum_(grad_x)
         if grad_factor is not None:
-            options.reducer.sum_(grad_factor)
+            options.reducer.all_reduce_sum_(grad_factor)
         along_x = (grad_x * x).sum(dim=1, keepdim=True)
         grad_x.addcmul_(x, along_x, value=-1.0).mul_(inverse_x[:, None])
         return grad_x.to(ctx.input_dtype), None, grad_factor, None, None, None, *grad_proxies
 
 
-def _held(samples: Mixture, p: Tensor, inverse_p: Tensor, options: _Options) -> Tensor:
-    """Similarities times `options.unit`: alpha s to the base 2, ready for its exponential."""
-    return samples.similarities_(p.new_empty(samples.rows, len(p)), p, inverse_p * options.unit)
+def _scaled_similarities(
+    samples: InterpolatedBatch, p: Tensor, inverse_p: Tensor, options: _AnchorOptions
+) -> Tensor:
+    """Return the similarities times `options.log2_alpha`, the exponents of powers of 2."""
+    return samples.fill_similarities_(
+        p.new_empty(samples.n_rows, len(p)), p, inverse_p * options.log2_alpha
+    )
 
 
-def _soft_maximum(held: Tensor, block: Block, options: _Options, rooms: Rooms) -> Tensor:
-    """log(1 + sum exp(alpha (s + delta))) of each proxy over the samples of other classes."""
-    own, room, shift = (block.rows, block.columns), rooms.like("shares", held), options.shift
-    if options.safe:
-        shares = torch.exp2(held, out=room)
-        shares[own] = 0.0
+def _keep_used(per_proxy: Tensor, block: ProxyBlock) -> Tensor:
+    """Return the numbers of the proxies, zero for those that the step does not use."""
+    return per_proxy if block.unused is None else per_proxy.masked_fill(block.unused, 0.0)
+
+
+def _soft_maximum(
+    scaled: Tensor, block: ProxyBlock, options: _AnchorOptions, buffers: ScratchBuffers
+) -> Tensor:
+    """Return log(1 + sum exp(alpha (s + delta))) of each proxy over samples of other classes."""
+    own, shift = block.own, options.log2_shift
+    buffer = buffers.buffer_like("shares", scaled)
+    if options.needs_no_level:
+        shares = torch.exp2(scaled, out=buffer)
+        own.write_(shares, 0.0)
         return shares.sum(dim=0).mul_(2.0**shift).log1p_()
-    kept = held[own]
-    held[own] = -torch.inf
+    own_similarities = own.take(scaled)
+    own.write_(scaled, -torch.inf)
     # exp(0) is the 1 in log(1 + sum)
-    maximum = held.amax(dim=0).add_(shift).clamp_(min=0.0)
-    held[own] = kept
-    shares = floored_exp2_(torch.sub(held, maximum - shift, out=room))
-    shares[own] = 0.0
+    maximum = scaled.amax(dim=0).add_(shift).clamp_(min=0.0)
+    own.write_(scaled, own_similarities)
+    shares = floored_exp2_(torch.sub(scaled, maximum - shift, out=buffer))
+    own.write_(shares, 0.0)
     sums = shares.sum(dim=0).add_(torch.exp2(-maximum))
     return sums.log2_().add_(maximum).mul_(1.0 / LOG2_E)
 
 
-def _shares(
-    held: Tensor, per_proxy: Tensor, factors: Tensor, options: _Options, rooms: Rooms
+def _soft_maximum_slopes(
+    scaled: Tensor,
+    per_proxy: Tensor,
+    factors: Tensor,
+    options: _AnchorOptions,
+    buffers: ScratchBuffers,
 ) -> Tensor:
-    """Slopes of each proxy's soft maximum times its factor; valid until the next call."""
-    room, level = rooms.like("shares", held), per_proxy * LOG2_E - options.shift
-    if options.safe:
-        return torch.exp2(held, out=room).mul_(factors * torch.exp2(-level) * options.alpha)
-    return floored_exp2_(torch.sub(held, level, out=room)).mul_(factors * options.alpha)
+    """Return the derivatives of the soft maxima times `factors`; valid until the next call."""
+    buffer, level = buffers.buffer_like("shares", scaled), per_proxy * LOG2_E - options.log2_shift
+    if options.needs_no_level:
+        return torch.exp2(scaled, out=buffer).mul_(factors * torch.exp2(-level) * options.alpha)
+    return floored_exp2_(torch.sub(scaled, level, out=buffer)).mul_(factors * options.alpha)

@@ -1,4 +1,4 @@
-"""How do gradients of the scores reach embeddings, proxies and the scale? (backward)"""
+"""Backward of the class scores: gradients of embeddings, proxies and scale, block by block."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import LOG2_E, Block, wide, write_gradient
-from trainables.losses.centre_spread import add_spread_gradient
-from trainables.losses.centres import proxy_gradients
-from trainables.losses.centres import unit as unit_of
-from trainables.losses.class_forward import Similarities
-from trainables.losses.class_logits import Logits
-from trainables.losses.class_rule import Options
-from trainables.losses.samples import Mixture
+from trainables.losses.kernels.blocks import LOG2_E, ProxyBlock, widened_output, write_gradient
+from trainables.losses.kernels.centre_spread import add_spread_gradient
+from trainables.losses.kernels.centres import log2_inverse_temperature, proxy_gradients
+from trainables.losses.kernels.class_forward import BlockSimilarities
+from trainables.losses.kernels.logits import ClassLogits
+from trainables.losses.kernels.mixture import InterpolatedBatch
+from trainables.losses.kernels.options import KernelOptions
+from trainables.losses.kernels.own_entries import can_read_values
 
-# Larger than any exponential that needs no level; times 1 / norm of a proxy still in range.
+# Above any exponential that is used without a level, and still in range times 1 / norm of a proxy.
 _LARGEST_SHARE = 1e18
 
 
-class Back:
-    """Gradients block by block; overwrites the similarities it is given.
+class BackwardScan:
+    """Accumulates gradients block by block; overwrites the similarities of each block.
 
     Args:
-        samples: Embeddings as compared, of length one if the rule normalises.
-        negatives: As forward gave them.
-        grads: Of negatives, positive, total, spread; None where the loss does not depend on it.
+        samples: Embeddings, of length one if the rule normalises.
+        negatives: The result of forward.
+        grads: Gradients of negatives, positive, total and spread; None for unused ones.
         logits: As in forward.
         options: As in forward.
-        grad_proxies: Room for each segment's gradient, or None if it needs none.
-        with_scale: Whether the scale's gradient is wanted.
+        grad_proxies: Output for the gradient of each segment, or None if it needs none.
+        with_scale: Whether the scale needs a gradient.
     """
 
     def __init__(
         self,
-        samples: Mixture,
+        samples: InterpolatedBatch,
         negatives: Tensor,
         grads: Sequence[Tensor | None],
-        logits: Logits,
-        options: Options,
+        logits: ClassLogits,
+        options: KernelOptions,
         grad_proxies: list[Tensor | None],
         *,
         with_scale: bool,
@@ -48,82 +48,107 @@ class Back:
         self.x, self.samples, self.logits, self.options = x, samples, logits, options
         of_negatives, of_positive, of_total, self.grad_spread = grads
         none = torch.zeros_like(negatives)
-        self._slope = logits.scale * logits.weight  # of logits, but for what `weigh_` multiplies by
+        # Derivative of the logits, except for the factor of `multiply_by_slope_`.
+        self._slope = logits.scale * logits.weight
         self.factor = none if of_negatives is None else of_negatives * self._slope
-        # Where there is no wrong class, negatives are -inf and every entry is the own one.
+        # Without a wrong class negatives are -inf, and every entry belongs to the own class.
         self.level, self._floored = none, False
         if logits.levelled:
             self.level = (negatives * LOG2_E).clamp_(min=torch.finfo(x.dtype).min)
-            self._floored = logits.floor(self.level)
+            self._floored = logits.may_underflow(self.level)
         else:
             self.factor = self.factor * torch.exp(-negatives).clamp_(max=_LARGEST_SHARE)
         self.own = none if of_positive is None else of_positive
         self.grad_total = None if of_total is None else of_total * self._slope
         self.grad_proxies, self.with_scale = grad_proxies, with_scale
         self.grad_x = torch.zeros_like(x)
-        self.grad_scale, self.grad_factor = x.new_zeros(()), samples.new_gradient()
-        self.folded = self._fold()
+        self.grad_scale, self.grad_factor = x.new_zeros(()), samples.new_factor_gradient()
+        self.folded = self._fold_row_factor()
 
-    def _fold(self) -> bool:
-        """Have the rows' factor multiply the embeddings, not the similarities, if that can be.
+    def _fold_row_factor(self) -> bool:
+        """Multiply the embeddings, not the similarities, by the factor of the rows if possible.
 
-        It saves a pass. Own gradients are then relative to the factor.
+        It saves a pass over the similarities. Own gradients are then relative to the factor.
         """
         if self.grad_total is not None or self.samples.factor is not None:
             return False
+        # On a GPU the check below would wait for the device.
+        if not can_read_values(self.x):
+            return False
         relative = self.own / self.factor
-        # A GPU would have to be waited for.
-        if self.x.device.type != "cpu" or not float(relative.abs().max()) < _LARGEST_SHARE:
+        if not float(relative.abs().max()) < _LARGEST_SHARE:
             return False
         self.own, self.x = relative, self.x * self.factor[:, None]
         return True
 
-    def add(self, block: Block, p: Tensor, found: Similarities, products: Tensor | None) -> None:
-        """Add a block's share; `products` are those of its centres, for the spread."""
-        classes, own = found.classes, (block.rows, block.columns)
+    def add_block(
+        self, block: ProxyBlock, p: Tensor, similarities: BlockSimilarities, products: Tensor | None
+    ) -> None:
+        """Add the gradients of a block; `products` are those of its centres, for the spread."""
+        classes, own = similarities.classes, block.own
         # d loss / d S: softmax over the wrong classes, then by index the own class.
-        g = self.logits.exp(classes, self.level, floored=self._floored)
+        g = self.logits.exp2_logits(classes, self.level, floored=self._floored)
         if not self.folded:
             g.mul_(self.factor[:, None])
         if self.grad_total is not None:
             g.add_(self.grad_total[:, None])
+        if block.unused is not None:
+            g.masked_fill_(block.unused, 0.0)
         if self.with_scale:
-            g[own] = 0.0
-            slopes = self.logits.slope_of_scale(classes, g)
-            self.grad_scale += self._sum(slopes) / self._slope
-        self.logits.weigh_(g, classes)
-        g[own] = self.own[block.rows]
-        whole = self.grad_proxies[block.segment]
-        if whole is None:
-            self._multiply(p, g, found, None, products)
+            own.write_(g, 0.0)
+            slopes = self.logits.scale_slopes(classes, g)
+            self.grad_scale += self._sum_over_batch(slopes) / self._slope
+        self.logits.multiply_by_slope_(g, classes)
+        own.write_(g, own.select_rows(self.own))
+        grad_segment = self.grad_proxies[block.segment]
+        if grad_segment is None:
+            self._add_products(p, g, similarities, None, products, block.unused)
             return
-        with wide(whole[block.start : block.stop], self.x.dtype) as out:
-            self._multiply(p, g, found, out, products)
+        with widened_output(grad_segment[block.start : block.stop], self.x.dtype) as out:
+            self._add_products(p, g, similarities, out, products, block.unused)
 
-    def _sum(self, rows: Tensor) -> Tensor:
-        """Over the batch, of a vector or of the rows of a matrix, with the factor if folded."""
+    def _sum_over_batch(self, rows: Tensor) -> Tensor:
+        """Return the sum of the rows over the batch, weighted by the factor if it is folded."""
         return self.factor @ rows if self.folded else rows.sum(dim=0)
 
-    def _multiply(
-        self, p: Tensor, g: Tensor, found: Similarities, out: Tensor | None, products: Tensor | None
+    def _add_products(
+        self,
+        p: Tensor,
+        g: Tensor,
+        similarities: BlockSimilarities,
+        out: Tensor | None,
+        products: Tensor | None,
+        unused: Tensor | None,
     ) -> None:
-        """The two matrix products, with both normalisations of the proxies folded in."""
+        """Add the two matrix products, with the normalisation of the proxies folded in."""
         rule, unit = self.options.rule, self.logits.unit
-        held, inverse_p = found.classes, found.inverse_p
-        if found.pooled is not None:
-            # From here on K proxies of a class are as K classes: (batch, classes x K).
-            g = proxy_gradients(g, found.pooled, rule.centre_temperature, unit, self.logits.rooms)
+        scaled, inverse_p = similarities.classes, similarities.inverse_p
+        if similarities.pooled is not None:
+            # From here on the K proxies of a class are treated as K classes: (batch, classes x K).
+            g = proxy_gradients(
+                g, similarities.pooled, rule.centre_temperature, unit, self.logits.buffers
+            )
             g = g.flatten(0, 1).T
-            held, unit = found.pooled.proxies.flatten(0, 1).T, unit_of(rule.centre_temperature)
+            scaled, unit = (
+                similarities.pooled.proxies.flatten(0, 1).T,
+                log2_inverse_temperature(rule.centre_temperature),
+            )
             p, inverse_p = p.flatten(0, 1), inverse_p.flatten()
         along = None
         if rule.normalise:
-            # A normalised proxy moves only sideways: subtract its share along itself.
-            along = self._sum(held.mul_(g)).mul_(inverse_p).mul_(inverse_p).mul_(1.0 / unit)
+            # Normalisation removes the component of the gradient along the proxy.
+            along = (
+                self._sum_over_batch(scaled.mul_(g))
+                .mul_(inverse_p)
+                .mul_(inverse_p)
+                .mul_(1.0 / unit)
+            )
             if self.grad_factor is not None:
-                self.samples.add_factors_(self.grad_factor, held.sum(dim=1).mul_(1.0 / unit))
+                self.samples.add_factor_gradient_(
+                    self.grad_factor, scaled.sum(dim=1).mul_(1.0 / unit)
+                )
             g.mul_(inverse_p)
-        g = self.samples.back_(g)
+        g = self.samples.fold_gradient_(g)
         self.grad_x.addmm_(g, p)
         if out is None:
             return
@@ -134,14 +159,17 @@ class Back:
         write_gradient(flat, g, self.x, p, None)
         centres, less = p.view_as(out), along.view(out.shape[:2])
         inverse = inverse_p.view(out.shape[:2])
-        add_spread_gradient(out, centres, products, inverse, self.grad_spread, less)
+        factor = self.grad_spread
+        if unused is not None:
+            factor = factor * ~unused[:, None, None]
+        add_spread_gradient(out, centres, products, inverse, factor, less)
 
-    def finish(self, inverse_x: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the raw embeddings and of the scale, summed over shards."""
-        self.options.reducer.sum_(self.grad_x)
-        self.options.reducer.sum_(self.grad_scale)
+    def finish_gradients(self, inverse_x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the raw embeddings and of the scale, summed over shards."""
+        self.options.reducer.all_reduce_sum_(self.grad_x)
+        self.options.reducer.all_reduce_sum_(self.grad_scale)
         if self.grad_factor is not None:
-            self.options.reducer.sum_(self.grad_factor)
+            self.options.reducer.all_reduce_sum_(self.grad_factor)
         if self.folded:
             self.grad_x.mul_(self.factor[:, None])
         if self.options.rule.normalise:

@@ -1,14 +1,14 @@
-"""What does each sample see of all classes: the sum over the wrong ones, and its own?
+"""Scores of softmax-type losses: per sample, the logits of wrong classes and the own similarity.
 
 Every softmax-type loss is a function of three numbers per sample,
 
     negatives = log sum_{c != y} exp(z_c),   positive = S_y,   total = sum_{c != y} z_c,
 
-with S_c the similarity to class c and z_c = scale * h(S_c) its logit. The margin, the positive
-logit, label smoothing and the mean are left to the loss, in ordinary autograd on vectors of the
-batch's length. Here is the part of size batch x classes: it walks over blocks of proxies and
-keeps per sample a level, a sum of exponentials relative to it, the own similarity and the sum of
-logits. These combine by max and sum over blocks, and in the same way over ranks (`Reducer`).
+with S_c the similarity to class c and z_c = scale * h(S_c) its logit. The loss computes the margin,
+the positive logit, label smoothing and the mean with autograd on vectors of the batch size. This
+module computes the part of size batch x classes: it iterates over blocks of proxies and keeps per
+sample a level, a sum of exponentials relative to it, the own similarity and the sum of logits.
+These are combined by maximum and sum over blocks, and likewise over ranks (`ShardReducer`).
 """
 
 from __future__ import annotations
@@ -20,30 +20,41 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainables.losses.blocks import (
-    ALONE,
-    Budget,
-    Reducer,
-    Rooms,
-    Segment,
-    compute_dtype,
-    cut,
-    full_precision,
+from trainables.losses.kernels.blocks import (
+    SINGLE_SHARD,
+    MemoryBudget,
+    ProxySegment,
+    ScratchBuffers,
+    ShardReducer,
+    disable_autocast,
     inverse_norms,
-    iterate,
-    own_similarities_fit,
+    iter_blocks,
+    make_blocks,
+    merge_segments,
+    similarities_fit_budget,
+    widest_dtype,
 )
-from trainables.losses.class_backward import Back
-from trainables.losses.class_forward import Scan, Similarities, similarities
-from trainables.losses.class_logits import Logits
-from trainables.losses.class_rule import Options, Rule
-from trainables.losses.samples import Between, Mixture
+from trainables.losses.kernels.class_backward import BackwardScan
+from trainables.losses.kernels.class_forward import (
+    BlockSimilarities,
+    ForwardScan,
+    compute_similarities,
+)
+from trainables.losses.kernels.logits import ClassLogits
+from trainables.losses.kernels.mixture import InterpolatedBatch, InterpolatedSamples
+from trainables.losses.kernels.options import KernelOptions, SimilarityRule
+from trainables.losses.kernels.own_entries import can_read_values
 
 
-class Scores(NamedTuple):
-    """Per sample: log-sum-exp of the wrong classes' logits, own similarity, sum of wrong logits.
+class ClassScores(NamedTuple):
+    """Scores per sample, and the spread of the proxies.
 
-    `spread` is one number: the distances among the proxies of each class of the first segment.
+    Args:
+        negatives: logsumexp of the logits of the wrong classes; -inf without a wrong class.
+        positive: Similarity to the own class.
+        total: Sum of the logits of the wrong classes, if requested.
+        spread: One number, if requested: the sum of distances between the proxies of each class of
+            the first segment.
     """
 
     negatives: Tensor
@@ -52,73 +63,92 @@ class Scores(NamedTuple):
     spread: Tensor | None
 
 
-def class_scores(
+def compute_class_scores(
     embeddings: Tensor,
     labels: Tensor,
-    segments: Sequence[Segment],
+    segments: Sequence[ProxySegment],
     scale: Tensor | float,
     *,
-    rule: Rule,
-    between: Between | None = None,
+    rule: SimilarityRule,
+    between: InterpolatedSamples | None = None,
     with_total: bool = False,
-    budget: Budget | None = None,
-    reducer: Reducer = ALONE,
-) -> Scores:
-    """The scores of (batch, dim) embeddings against all segments, differentiable once.
+    budget: MemoryBudget | None = None,
+    reducer: ShardReducer = SINGLE_SHARD,
+    unused: Tensor | None = None,
+) -> ClassScores:
+    """Return the scores of embeddings against all segments, differentiable once.
 
-    Samples `between` them follow; `labels` are those of all.
+    Gradients flow to the embeddings, the proxies of every segment and a tensor `scale`.
 
-    Gradients flow to the embeddings, every segment's proxies and a tensor `scale`. `total` and
-    `spread` are None unless asked for. With no wrong class `negatives` is -inf.
+    Args:
+        embeddings: (batch, dim).
+        labels: Labels of the batch and of the interpolated samples.
+        segments: Proxies of all classes, or of this shard.
+        scale: Factor of the logits.
+        rule: How proxies become similarities and logits.
+        between: Interpolated samples that follow the batch.
+        with_total: Whether to compute `total`.
+        budget: Memory for similarities.
+        reducer: Combines the results of shards.
+        unused: Mask of classes of the first segment that this step does not use.
     """
-    options = Options(rule, with_total, budget or Budget(), reducer)
+    options = KernelOptions(rule, with_total, budget or MemoryBudget(), reducer, unused)
+    if unused is None and not rule.with_spread:
+        segments = merge_segments(segments, len(labels), options.budget)
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
     factor = None if between is None else between.factor
-    with full_precision(embeddings):
-        scores = _ClassScores.apply(  # type: ignore[no-untyped-call]
+    with disable_autocast(embeddings):
+        scores = _ClassScoresFunction.apply(  # type: ignore[no-untyped-call]
             embeddings, between, factor, labels, scale, options, firsts, *proxies
         )
-    return Scores(*scores)
+    return ClassScores(*scores)
 
 
-class _ClassScores(torch.autograd.Function):
+class _ClassScoresFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         embeddings: Tensor,
-        between: Between | None,
+        between: InterpolatedSamples | None,
         factor: Tensor | None,
         labels: Tensor,
         scale: Tensor | float,
-        options: Options,
+        options: KernelOptions,
         firsts: list[int],
         *proxies: Tensor,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        dtype = compute_dtype(embeddings, *proxies)
-        segments = [Segment(first, p) for first, p in zip(firsts, proxies, strict=True)]
+        dtype = widest_dtype(embeddings, *proxies)
+        segments = [ProxySegment(first, p) for first, p in zip(firsts, proxies, strict=True)]
         size = torch.finfo(dtype).bits // 8
-        blocks = cut(
-            segments, labels, item_bytes=size, budget=options.budget, reducer=options.reducer
+        blocks = make_blocks(
+            segments,
+            labels,
+            item_bytes=size,
+            budget=options.budget,
+            reducer=options.reducer,
+            unused=options.unused,
         )
         x = embeddings.to(dtype)
         inverse_x = inverse_norms(x)
         x = x * inverse_x[:, None] if options.rule.normalise else x
-        samples = Mixture(x, between)
-        keep = own_similarities_fit(segments, samples.rows, size, options.budget)
-        logits = Logits(float(scale), options.rule, Rooms())
-        scan = Scan(x, samples.rows, logits, options)
-        kept: list[Similarities] = []
+        samples = InterpolatedBatch(x, between)
+        keep = similarities_fit_budget(segments, samples.n_rows, size, options.budget)
+        logits = ClassLogits(_readable_scale(scale), options.rule, ScratchBuffers())
+        scan = ForwardScan(x, samples.n_rows, logits, options)
+        kept: list[BlockSimilarities] = []
         products: list[Tensor | None] = []
-        for block, p in iterate(blocks, proxies, dtype):
-            products.append(scan.products(block, p))
-            found = similarities(samples, p, block, options.rule, products[-1], logits)
-            scan.add(block, found.classes)
-            scan.add_spread(products[-1], found.inverse_p)
+        for block, p in iter_blocks(blocks, proxies, dtype):
+            products.append(scan.proxy_products(block, p))
+            similarities = compute_similarities(
+                samples, p, block, options.rule, products[-1], logits
+            )
+            scan.add_block(block, similarities.classes)
+            scan.add_spread(block, products[-1], similarities.inverse_p)
             if keep:
-                kept.append(found)
-        scores = Scores(*scan.finish())
+                kept.append(similarities)
+        scores = ClassScores(*scan.finish_scores())
         ctx.save_for_backward(x, inverse_x, scores.negatives, *proxies)
         ctx.blocks, ctx.kept, ctx.options, ctx.logits = blocks, kept, options, logits
         ctx.products, ctx.input_dtype, ctx.between = products, embeddings.dtype, between
@@ -129,26 +159,26 @@ class _ClassScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, inverse_x, negatives, *proxies = ctx.saved_tensors
-        # The kept similarities are used up; a second backward computes them again.
+        # The kept similarities are overwritten; a second backward computes them again.
         kept, ctx.kept = ctx.kept, []
         needs = ctx.needs_input_grad
         grad_proxies = [
             torch.empty_like(p) if n else None for p, n in zip(proxies, needs[7:], strict=True)
         ]
-        with full_precision(x):
-            logits, options, samples = ctx.logits, ctx.options, Mixture(x, ctx.between)
-            back = Back(
+        with disable_autocast(x):
+            logits, options, samples = ctx.logits, ctx.options, InterpolatedBatch(x, ctx.between)
+            back = BackwardScan(
                 samples, negatives, grads, logits, options, grad_proxies, with_scale=needs[4]
             )
-            for number, (block, p) in enumerate(iterate(ctx.blocks, proxies, x.dtype)):
+            for number, (block, p) in enumerate(iter_blocks(ctx.blocks, proxies, x.dtype)):
                 products = ctx.products[number]
-                found = (
+                similarities = (
                     kept[number]
                     if kept
-                    else similarities(samples, p, block, options.rule, products, logits)
+                    else compute_similarities(samples, p, block, options.rule, products, logits)
                 )
-                back.add(block, p, found, products)
-            grad_x, grad_scale = back.finish(inverse_x)
+                back.add_block(block, p, similarities, products)
+            grad_x, grad_scale = back.finish_gradients(inverse_x)
         return (
             grad_x.to(ctx.input_dtype) if needs[0] else None,
             None,
@@ -159,3 +189,10 @@ class _ClassScores(torch.autograd.Function):
             None,
             *grad_proxies,
         )
+
+
+def _readable_scale(scale: Tensor | float) -> Tensor | float:
+    """Return the scale as a number, unless the host would have to wait for it."""
+    if isinstance(scale, Tensor) and not can_read_values(scale):
+        return scale.detach()
+    return float(scale)

@@ -1,9 +1,9 @@
-"""How do similarities to classes become logits and these exponentials, in few passes?
+"""Logits of classes and their exponentials, in few passes over the similarities.
 
 z = scale S, or for Circle, whose [S + m]_+ (S - m) is t^2 - m^2 with t = max(S, -m),
-z = scale (t^2 - m^2). Similarities are *held* times `unit`, so that what is held is the logit to
-the base 2, ready for its exponential. Circle's are held as t: where t = -m the weight is zero, so
-nothing else of them is ever needed.
+z = scale (t^2 - m^2). Similarities are stored *scaled* by `unit`, so that they are the logits to
+the base 2, the exponents of powers of 2. Those of Circle are stored as t: for t = -m the weight is
+zero, so S itself is not needed.
 """
 
 from __future__ import annotations
@@ -13,92 +13,127 @@ import math
 import torch
 from torch import Tensor
 
-from trainables.losses.blocks import LEAST_EXPONENT, LOG2_E, Rooms, floored_exp2_
-from trainables.losses.class_rule import Rule
+from trainables.losses.kernels.blocks import (
+    LOG2_E,
+    MIN_FLOAT32_EXPONENT,
+    ProxyBlock,
+    ScratchBuffers,
+    floored_exp2_,
+)
+from trainables.losses.kernels.options import SimilarityRule
+from trainables.losses.kernels.own_entries import can_read_values
 
-# Cosines times this: e^30 and e^-30, over all classes of the world and with proxies of lengths from
-# 1e-15 to 1e15 beside them, are far from the ends of float32.
+# Up to this scale of the cosines, e^30 and e^-30 are far from the limits of float32, even summed
+# over all classes and multiplied by lengths of proxies from 1e-15 to 1e15.
 _SAFE_SCALE = 30.0
 
-# Circle's margins below this are not divided by.
-_LEAST_MARGIN = 1e-6
+# Smaller margins of Circle are not inverted.
+_MIN_INVERTIBLE_MARGIN = 1e-6
 
 
-class Logits:
-    """Logits of one call, with room for one block of them; levels are logits to the base 2.
+class ClassLogits:
+    """Logits of one call; levels are logits to the base 2.
 
-    `unit` is what similarities are held times of, `weight` is what `weigh_` leaves to others.
-    `levelled` says whether exponentials have to be taken relative to a level of the row, lest they
-    leave the range.
+    The scale is a number, or a tensor on a device that the host must not wait for.
+
+    Attributes:
+        unit: Factor of the scaled similarities.
+        weight: Factor of the derivative that `multiply_by_slope_` leaves to its caller.
+        levelled: Whether exponentials must be relative to a level of the row to stay in range.
     """
 
-    def __init__(self, scale: float, rule: Rule, rooms: Rooms) -> None:
-        self.scale, self.margin, self.rooms = scale, rule.circle_margin, rooms
+    def __init__(
+        self, scale: float | Tensor, rule: SimilarityRule, buffers: ScratchBuffers
+    ) -> None:
+        self.scale, self.margin, self.buffers = scale, rule.circle_margin, buffers
         self._factor = scale * LOG2_E
-        self.unit = self._factor if self.margin is None else 1.0
-        # With m taken out of Circle's weights t + m these are one pass; a tiny m has no inverse.
+        self.unit: float | Tensor = self._factor if self.margin is None else 1.0
+        # Circle's weights t + m divided by m take one pass; a tiny m has no inverse.
         m = self.margin or 0.0
-        self.weight = m if abs(m) > _LEAST_MARGIN else 1.0
-        self.levelled = not rule.normalise or self.margin is not None or scale > _SAFE_SCALE
-        self._offset = 0.0 if self.margin is None else -self._factor * self.margin**2
-        # No logit is below this.
-        lowest = -self._factor if self.margin is None else self._offset
-        self._lowest = lowest if rule.normalise else -math.inf
+        self.weight = m if abs(m) > _MIN_INVERTIBLE_MARGIN else 1.0
+        # A scale on a device is not known here.
+        self.levelled = (
+            not rule.normalise
+            or self.margin is not None
+            or isinstance(scale, Tensor)
+            or scale > _SAFE_SCALE
+        )
+        self._offset: float | Tensor = (
+            0.0 if self.margin is None else -self._factor * self.margin**2
+        )
+        # Lower bound of the logits.
+        self._lowest = -math.inf
+        if rule.normalise and not isinstance(scale, Tensor):
+            self._lowest = float(-self._factor if self.margin is None else self._offset)
 
-    def floor(self, level: Tensor) -> bool:
-        """Whether some 2^(logit - level) might underflow; a GPU is not waited for: it might."""
-        return level.device.type != "cpu" or self._lowest - float(level.max()) < LEAST_EXPONENT
+    def may_underflow(self, level: Tensor) -> bool:
+        """Whether some 2^(logit - level) might underflow; always true on a GPU, without waiting."""
+        return (
+            not can_read_values(level) or self._lowest - float(level.max()) < MIN_FLOAT32_EXPONENT
+        )
 
-    def exp(self, held: Tensor, level: Tensor, *, floored: bool) -> Tensor:
-        """2^(logit - level of the row), or 2^logit if not levelled; valid until the next call.
+    def exp2_logits(self, scaled: Tensor, level: Tensor, *, floored: bool) -> Tensor:
+        """Return 2^(logit - level of the row), or 2^logit if not levelled.
 
-        `floored` keeps results from underflow.
+        `floored` prevents underflow. The result is valid until the next call.
         """
-        z = self.room(held)
+        z = self.logit_buffer(scaled)
         if not self.levelled:
-            return torch.exp2(held, out=z)
+            return torch.exp2(scaled, out=z)
         if self.margin is None:
-            torch.sub(held, level[:, None], out=z)
+            torch.sub(scaled, level[:, None], out=z)
+        elif isinstance(self._factor, Tensor):
+            torch.mul(scaled, scaled, out=z).mul_(self._factor)
+            z.add_((self._offset - level)[:, None])
         else:
-            torch.addcmul((self._offset - level)[:, None], held, held, value=self._factor, out=z)
+            torch.addcmul(
+                (self._offset - level)[:, None], scaled, scaled, value=self._factor, out=z
+            )
         return floored_exp2_(z) if floored else z.exp2_()
 
-    def largest(self, held: Tensor, own: tuple[Tensor, Tensor], among: int | None) -> Tensor:
-        """The level of each row's largest logit among the wrong classes, or the first few."""
-        kept = held[own]
-        held[own] = -torch.inf if self.margin is None else 0.0
+    def largest_logits(self, scaled: Tensor, block: ProxyBlock, among: int | None) -> Tensor:
+        """Return the largest logit of each row over the wrong classes, or the first `among`."""
+        own_similarities = block.own.take(scaled)
+        lowest = -torch.inf if self.margin is None else 0.0
+        block.own.write_(scaled, lowest)
+        wrong = scaled if block.unused is None else scaled.masked_fill(block.unused, lowest)
         if self.margin is None:
-            largest = held[:, :among].amax(dim=1)
+            largest = wrong[:, :among].amax(dim=1)
         else:
-            low, high = torch.aminmax(held[:, :among], dim=1)
+            low, high = torch.aminmax(wrong[:, :among], dim=1)
             largest = torch.maximum(high, -low).square_().mul_(self._factor).add_(self._offset)
-        held[own] = kept
+        block.own.write_(scaled, own_similarities)
         return largest
 
-    def total(self, held: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        """Sum over the wrong classes of each row's logits."""
+    def sum_logits(self, scaled: Tensor, block: ProxyBlock) -> Tensor:
+        """Return the sum of the logits of the wrong classes of each row."""
+        own = block.own
         if self.margin is None:
-            total = held.sum(dim=1)
-            total[own[0]] -= held[own]
+            used = scaled if block.unused is None else scaled.masked_fill(block.unused, 0.0)
+            total = used.sum(dim=1)
+            own.subtract_from_rows_(total, own.take(scaled))
             return total.mul_(1.0 / LOG2_E)
-        total = torch.mul(held, held, out=self.room(held)).sub_(self.margin**2).sum(dim=1)
-        total[own[0]] -= held[own] ** 2 - self.margin**2
+        terms = torch.mul(scaled, scaled, out=self.logit_buffer(scaled)).sub_(self.margin**2)
+        if block.unused is not None:
+            terms.masked_fill_(block.unused, 0.0)
+        total = terms.sum(dim=1)
+        own.subtract_from_rows_(total, own.take(scaled) ** 2 - self.margin**2)
         return total.mul_(self.scale)
 
-    def slope_of_scale(self, held: Tensor, g: Tensor) -> Tensor:
-        """Sum over the classes of g * dz/dscale for each row, for g of the wrong classes alone."""
-        base = held if self.margin is None else held.square().sub_(self.margin**2)
+    def scale_slopes(self, scaled: Tensor, g: Tensor) -> Tensor:
+        """Return the sum over classes of g * dz/dscale for each row; g is zero for own classes."""
+        base = scaled if self.margin is None else scaled.square().sub_(self.margin**2)
         slopes: Tensor = torch.linalg.vecdot(g, base)
         return slopes.mul_(1.0 / self.unit)
 
-    def weigh_(self, g: Tensor, held: Tensor) -> None:
-        """Multiply d loss / dz by dz / dS over scale * weight: for Circle by (t + m) / weight."""
+    def multiply_by_slope_(self, g: Tensor, scaled: Tensor) -> None:
+        """Multiply g by dz / dS / (scale * weight): for Circle by (t + m) / weight."""
         if self.margin is not None:
             if self.weight == self.margin:
-                g.addcmul_(g, held, value=1.0 / self.margin)
+                g.addcmul_(g, scaled, value=1.0 / self.margin)
             else:
-                g.mul_(held + self.margin)
+                g.mul_(scaled + self.margin)
 
-    def room(self, held: Tensor) -> Tensor:
-        """A block of the held similarities' shape to write to."""
-        return self.rooms.like("logits", held)
+    def logit_buffer(self, scaled: Tensor) -> Tensor:
+        """Return a scratch buffer shaped like the scaled similarities."""
+        return self.buffers.buffer_like("logits", scaled)

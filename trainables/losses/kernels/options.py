@@ -1,23 +1,25 @@
-"""By which rule do proxies become similarities to classes, and these logits?"""
+"""Options of the class kernels: from proxies to similarities to logits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainables.losses.blocks import Budget, Reducer
+from torch import Tensor
+
+from trainables.losses.kernels.blocks import MemoryBudget, ShardReducer
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How proxies become class similarities and these become logits.
+class SimilarityRule:
+    """How proxies become similarities to classes, and similarities become logits.
 
     Args:
-        normalise: Cosine similarities; otherwise plain inner products.
-        centre_temperature: With several proxies per class: the softness of the weights of
-            SoftTriple; None takes the nearest proxy (sub-centres).
-        circle_margin: The self-paced weights [S + m]_+ of Circle, h = [S + m]_+ (S - m), taken
-            as constants in backward; None is h = S.
-        with_spread: Also sum the distances among each trained class's proxies (K > 1).
+        normalise: Whether similarities are cosines; otherwise they are inner products.
+        centre_temperature: Softness of the weights of SoftTriple with several proxies per class;
+            None takes the nearest proxy (sub-centres).
+        circle_margin: Margin m of Circle's h = [S + m]_+ (S - m), whose weight [S + m]_+ is a
+            constant in backward; None is h = S.
+        with_spread: Whether to sum the distances between the proxies of each trained class (K > 1).
     """
 
     normalise: bool = True
@@ -27,10 +29,11 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Options:
-    """One call: its rule, whether the sum of logits is wanted, memory, and other shards."""
+class KernelOptions:
+    """Options of one call: rule, whether to sum the logits, memory, shards and unused classes."""
 
-    rule: Rule
+    rule: SimilarityRule
     with_total: bool
-    budget: Budget
-    reducer: Reducer
+    budget: MemoryBudget
+    reducer: ShardReducer
+    unused: Tensor | None = None

@@ -1,8 +1,7 @@
-"""A cache entry is whole or absent, whoever builds it and however that ends."""
+"""Cache entries: built once, by one process at a time, and built again if damaged."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,45 +13,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainables.data.cache import CachedRows, Rows, RowSpec, cached_rows
+from tests.support.cache_entries import build_entry, check_entry, make_rows
+from trainables.data.cache import RowChunk, count_usable_cores, hold_file_lock
 
-SPECS = {"x": RowSpec((3, 2), "float32"), "y": RowSpec((), "int64")}
-
-
-def rows_of(start: int, stop: int) -> Rows:
-    index = np.arange(start, stop)
-    x = np.broadcast_to(index[:, None, None], (len(index), 3, 2)).astype(np.float32)
-    return Rows({"x": x, "y": index * 10})
-
-
-def build(root: Path, fill: object = rows_of, n_rows: int = 103, **more: object) -> CachedRows:
-    arguments = {
-        "name": "entry", "settings": {"a": 1}, "specs": SPECS, "n_rows": n_rows,
-        "fill": fill, "chunk_rows": 10, "workers": 2, **more,
-    }  # fmt: skip
-    return cached_rows(root, **arguments)  # type: ignore[arg-type]
-
-
-def check(entry: CachedRows, n_rows: int = 103) -> None:
-    assert np.array_equal(entry.arrays["y"], np.arange(n_rows) * 10)
-    assert np.array_equal(entry.arrays["x"][:, 2, 1], np.arange(n_rows))
+pytestmark = pytest.mark.split
 
 
 def test_builds_once_and_maps_read_only(tmp_path: Path) -> None:
     calls: list[int] = []
-    seen: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
-    def fill(start: int, stop: int) -> Rows:
+    def fill(start: int, stop: int) -> RowChunk:
         calls.append(start)
-        return rows_of(start, stop)
+        return make_rows(start, stop)
 
-    first = build(tmp_path, fill, progress=lambda what, done, total: seen.append((done, total)))
-    second = build(tmp_path, fill)
-    check(first)
-    check(second)
+    first = build_entry(
+        tmp_path, fill, progress=lambda label, done, total: reported.append((done, total))
+    )
+    second = build_entry(tmp_path, fill)
+    check_entry(first)
+    check_entry(second)
     assert sorted(calls) == list(range(0, 103, 10))
-    assert seen[0] == (0, 103)
-    assert seen[-1] == (103, 103)
+    assert reported[0] == (0, 103)
+    assert reported[-1] == (103, 103)
     assert first.fingerprint == second.fingerprint
     assert isinstance(second.arrays["x"], np.memmap)
     with pytest.raises(ValueError, match="read-only"):
@@ -60,88 +43,35 @@ def test_builds_once_and_maps_read_only(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_another_entry(tmp_path: Path) -> None:
-    build(tmp_path)
-    build(tmp_path, settings={"a": 2})
+    build_entry(tmp_path)
+    build_entry(tmp_path, settings={"a": 2})
     assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
 
 
-def test_contents_and_not_settings_make_the_fingerprint(tmp_path: Path) -> None:
-    same = build(tmp_path, settings={"file": "elsewhere"})
-    assert same.fingerprint == build(tmp_path).fingerprint
-
-    def other(start: int, stop: int) -> Rows:
-        rows = rows_of(start, stop)
-        return Rows({"x": rows.arrays["x"] + (start == 50), "y": rows.arrays["y"]})
-
-    assert build(tmp_path, other, settings={"a": 3}).fingerprint != same.fingerprint
-
-
-def test_goes_on_after_a_crash(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def fill(start: int, stop: int) -> Rows:
-        calls.append(start)
-        if start == 70 and crash:
-            raise RuntimeError("crash")
-        return rows_of(start, stop)
-
-    crash = True
-    with pytest.raises(RuntimeError, match="crash"):
-        build(tmp_path, fill, workers=1)
-    (partial,) = tmp_path.glob("*.partial")
-    # The dying process also tore its last line and damaged a finished chunk.
-    journal = partial / "chunks.jsonl"
-    done = {json.loads(line)["start"] for line in journal.read_text().splitlines()}
-    assert done == {0, 10, 20, 30, 40, 50, 60}
-    journal.write_text(journal.read_text() + '{"start": 90, "st')
-    array = np.lib.format.open_memmap(partial / "x.npy", mode="r+")
-    array[25] = -1
-    del array
-    crash = False
-    calls.clear()
-    entry = build(tmp_path, fill)
-    check(entry)
-    assert sorted(calls) == [20, 70, 80, 90, 100]
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_starts_anew_when_a_crash_left_a_shortened_array(tmp_path: Path) -> None:
-    def crash(start: int, stop: int) -> Rows:
-        if start >= 70:
-            raise RuntimeError("crash")
-        return rows_of(start, stop)
-
-    with pytest.raises(RuntimeError, match="crash"):
-        build(tmp_path, crash)
-    (partial,) = tmp_path.glob("*.partial")
-    np.save(partial / "x.npy", np.zeros((5, 3, 2), dtype=np.float32))  # as after leaving rows out
-    check(build(tmp_path))
-
-
-def test_says_when_it_waits_for_another_process(tmp_path: Path) -> None:
+def test_waiting_for_another_process_is_reported(tmp_path: Path) -> None:
     holding, release = threading.Event(), threading.Event()
-    said: list[str] = []
+    labels: list[str] = []
 
-    def slow(start: int, stop: int) -> Rows:
+    def slow(start: int, stop: int) -> RowChunk:
         holding.set()
         assert release.wait(20)
-        return rows_of(start, stop)
+        return make_rows(start, stop)
 
-    def listen(what: str, done: int, total: int) -> None:
-        said.append(what)
+    def report(label: str, done: int, total: int) -> None:
+        labels.append(label)
         release.set()
 
-    first = threading.Thread(target=build, args=(tmp_path, slow))
+    first = threading.Thread(target=build_entry, args=(tmp_path, slow))
     first.start()
     assert holding.wait(20)
-    check(build(tmp_path, progress=listen))
+    check_entry(build_entry(tmp_path, progress=report))
     first.join()
-    assert said == ["entry (another process)"]
+    assert labels == ["entry (another process)"]
 
 
 @pytest.mark.parametrize("damage", ["byte", "short", "json", "bytes", "list", "none", "no array"])
-def test_a_damaged_entry_is_found_and_computed_again(tmp_path: Path, damage: str) -> None:
-    build(tmp_path)
+def test_a_damaged_entry_is_built_again(tmp_path: Path, damage: str) -> None:
+    build_entry(tmp_path)
     (folder,) = (p for p in tmp_path.iterdir() if p.is_dir())
     data = (folder / "x.npy").read_bytes()
     if damage == "byte":
@@ -158,50 +88,24 @@ def test_a_damaged_entry_is_found_and_computed_again(tmp_path: Path, damage: str
         (folder / "entry.json").unlink()
     else:
         (folder / "y.npy").unlink()
-    entry = build(tmp_path)
-    check(entry)
+    entry = build_entry(tmp_path)
+    check_entry(entry)
     assert entry.rebuilt
-    assert not build(tmp_path).rebuilt
-
-
-def test_bad_rows_are_left_out_and_remembered(tmp_path: Path) -> None:
-    def fill(start: int, stop: int) -> Rows:
-        rows = rows_of(start, stop)
-        bad = {row: f"row {row}" for row in (0, 57, 102) if start <= row < stop}
-        return Rows(rows.arrays, bad, {row: "odd" for row in (5,) if start <= row < stop})
-
-    for _ in range(2):  # built, then opened
-        entry = build(tmp_path, fill)
-        kept = np.setdiff1d(np.arange(103), [0, 57, 102])
-        assert np.array_equal(entry.kept, kept)
-        assert np.array_equal(entry.arrays["y"], kept * 10)
-        assert entry.bad == {0: "row 0", 57: "row 57", 102: "row 102"}
-        assert entry.remarks == {5: "odd"}
-
-
-def test_a_wrong_shape_is_an_error_and_leaves_no_entry(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"array 'x' must have shape \(10, 3, 2\)"):
-        build(tmp_path, lambda start, stop: Rows({"x": np.zeros((1, 3, 2)), "y": np.zeros(1)}))
-    assert not [p for p in tmp_path.iterdir() if p.is_dir() and p.suffix != ".partial"]
-
-
-def test_a_cache_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="GiB are free; name another cache directory"):
-        build(tmp_path, n_rows=10**15, specs={"x": RowSpec((1000,), "float32")})
+    assert not build_entry(tmp_path).rebuilt
 
 
 BUILDER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from trainables.data.cache import Rows, RowSpec, cached_rows
+from trainables.data.cache import RowChunk, RowSpec, open_or_build_entry
 root, log = Path(sys.argv[1]), Path(sys.argv[2])
 def fill(start, stop):
     with log.open("a") as handle:
         handle.write(f"{start}\\n")
     time.sleep(0.05)
-    return Rows({"x": np.repeat(np.arange(start, stop)[:, None], 64, axis=1)})
-entry = cached_rows(root, name="entry", settings={}, specs={"x": RowSpec((64,), "int64")},
+    return RowChunk({"x": np.repeat(np.arange(start, stop)[:, None], 64, axis=1)})
+entry = open_or_build_entry(root, name="entry", settings={}, specs={"x": RowSpec((64,), "int64")},
                     n_rows=400, fill=fill, chunk_rows=10, workers=1)
 assert np.array_equal(entry.arrays["x"][:, 7], np.arange(400))
 print(entry.fingerprint)
@@ -211,7 +115,7 @@ print(entry.fingerprint)
 def test_several_processes_build_one_entry_and_one_is_killed_midway(tmp_path: Path) -> None:
     script, logs = tmp_path / "builder.py", [tmp_path / f"log{i}" for i in range(3)]
     script.write_text(BUILDER)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[4])}
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "cache"), str(log)],
@@ -223,14 +127,14 @@ def test_several_processes_build_one_entry_and_one_is_killed_midway(tmp_path: Pa
     ]
     try:
         deadline = time.monotonic() + 60
-        while not any(_lines(log) >= 8 for log in logs):
+        while not any(count_lines(log) >= 8 for log in logs):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        builder = max(range(3), key=lambda i: _lines(logs[i]))
+        builder = max(range(3), key=lambda i: count_lines(logs[i]))
         processes[builder].send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, processes[builder].pid, os.WSTOPPED)
         (journal,) = (tmp_path / "cache").glob("*.partial/chunks.jsonl")
-        lost = _lines(logs[builder]) - _lines(journal)
+        lost = count_lines(logs[builder]) - count_lines(journal)
         processes[builder].send_signal(signal.SIGKILL)
         survivors = [p for i, p in enumerate(processes) if i != builder]
         outputs = [p.communicate(timeout=60)[0] for p in survivors]
@@ -242,28 +146,27 @@ def test_several_processes_build_one_entry_and_one_is_killed_midway(tmp_path: Pa
                 process.stdout.close()
     assert [p.returncode for p in survivors] == [0, 0]
     assert outputs[0] == outputs[1] != ""
-    computed = [_lines(log) for log in logs]
-    # The lock let one build at a time, and the next went on where the dead one ended: only what it
-    # had not journalled was computed twice.
+    computed = [count_lines(log) for log in logs]
+    # The lock lets one process build at a time, and the next continues where the killed one ended:
+    # only chunks that were not in the journal are computed twice.
     assert computed[builder] >= 8
     assert lost < 8
     assert sum(computed) == 40 + lost
     assert sorted(computed)[0] == 0
 
 
-def _lines(log: Path) -> int:
+def count_lines(log: Path) -> int:
+    """Return the number of lines of a file; 0 if it does not exist."""
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_threads_share_the_work(tmp_path: Path) -> None:
-    names: set[str] = set()
-    barrier = threading.Barrier(2, timeout=20)
+def test_a_lock_is_released_when_its_holder_fails(tmp_path: Path) -> None:
+    waited: list[bool] = []
+    with pytest.raises(RuntimeError), hold_file_lock(tmp_path / "l", lambda: waited.append(True)):
+        raise RuntimeError
+    with hold_file_lock(tmp_path / "l", lambda: waited.append(True)):
+        assert not waited
 
-    def fill(start: int, stop: int) -> Rows:
-        if start < 20:
-            barrier.wait()  # passes only when two chunks are in work at once
-        names.add(threading.current_thread().name)
-        return rows_of(start, stop)
 
-    check(build(tmp_path, fill))
-    assert len(names) == 2
+def test_usable_cores_respect_the_affinity() -> None:
+    assert 1 <= count_usable_cores() == len(os.sched_getaffinity(0))

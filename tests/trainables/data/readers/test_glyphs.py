@@ -11,13 +11,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from trainables.backbone import build_backbone
-from trainables.data import load_dataset
-from trainables.data.augment import Augment
+from trainables.data.augment import ImageTransform
+from trainables.data.batch_sampler import sample_epoch_batches
 from trainables.data.dataset import Dataset
-from trainables.data.glyphs import CHARACTERS
-from trainables.data.sampler import epoch_batches
-from trainables.retrieval import evaluate
+from trainables.data.readers.glyphs import CHARACTERS
+from trainables.data.registry import load_dataset
+from trainables.models.backbone import build_backbone
+from trainables.retrieval.metrics import evaluate
+
+pytestmark = pytest.mark.split
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def test_shape_and_disjoint_halves(glyphs: Dataset) -> None:
     assert glyphs.train.items.shape == glyphs.test.items.shape == (1920, 28, 28, 1)
     assert not set(glyphs.train.labels) & set(glyphs.test.labels)
     assert (np.bincount(np.concatenate([glyphs.train.labels, glyphs.test.labels])) == 16).all()
-    # No picture is empty, and no two are equal.
+    # No image is empty, and no two are equal.
     both = np.concatenate([glyphs.train.items, glyphs.test.items]).reshape(3840, -1)
     assert (both.max(axis=1) > 100).all()
     assert len(np.unique(both, axis=0)) == 3840
@@ -50,7 +52,7 @@ def test_deterministic_and_moved_by_every_option(tmp_path: Path) -> None:
     assert len(draw("a", samples=7).train) == 21
     larger = draw("a", classes=8)
     assert len(larger.class_names) == 8
-    # More classes leave the pictures of the first ones as they were.
+    # More classes do not change the images of the first ones.
     assert np.array_equal(larger.train.items[:12], one.train.items)
 
 
@@ -60,7 +62,7 @@ def test_a_trained_net_beats_pixels_on_unseen_characters(glyphs: Dataset) -> Non
     torch.manual_seed(0)
     backbone = build_backbone("conv4", in_channels=1, image_size=28)
     head, proxies = nn.Linear(backbone.num_features, 64), nn.Parameter(torch.randn(120, 64))
-    augment = Augment("light", size=28, mean=backbone.mean, std=backbone.std)
+    augment = ImageTransform("light", size=28, mean=backbone.mean, std=backbone.std)
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(
         [
@@ -76,17 +78,20 @@ def test_a_trained_net_beats_pixels_on_unseen_characters(glyphs: Dataset) -> Non
         backbone.eval()
         with torch.no_grad():
             embeddings = torch.cat(
-                [embed(augment.evaluate(test.items[i : i + 480])) for i in range(0, 1920, 480)]
+                [
+                    embed(augment.preprocess_images(test.items[i : i + 480]))
+                    for i in range(0, 1920, 480)
+                ]
             )
         backbone.train()
         return evaluate(embeddings, test.labels)
 
     untrained = score()
     for epoch in range(8):
-        for batch in epoch_batches(
+        for batch in sample_epoch_batches(
             glyphs.train.labels, batch_size=64, images_per_class=4, seed=(0, epoch)
         ):
-            embeddings = embed(augment.train(glyphs.train.items[batch], generator))
+            embeddings = embed(augment.augment_images(glyphs.train.items[batch], generator))
             logits = 16 * embeddings @ normalize(proxies).T
             loss = cross_entropy(logits, torch.from_numpy(glyphs.train.labels[batch]))
             optimizer.zero_grad()

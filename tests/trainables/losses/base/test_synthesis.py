@@ -1,4 +1,4 @@
-"""Does Proxy Synthesis make what the paper says, whatever the batch?"""
+"""Proxy Synthesis makes the synthetic classes of the paper for any batch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from trainables.losses import LOSSES, reseed
-from trainables.losses.blocks import unit_rows
-from trainables.losses.samples import Samples
-from trainables.losses.synthesis import Draw, Path, Synthesis
+from trainables.losses import LOSSES, reseed_loss
+from trainables.losses.base.synthesis import ProxySynthesis, SynthesisDraw, SynthesisPath
+from trainables.losses.kernels.blocks import unit_rows
+from trainables.losses.kernels.mixture import EmbeddingBatch
+
+pytestmark = pytest.mark.split
 
 HOSTS = [name for name, info in LOSSES.items() if info.family == "proxy"]
 Batch = tuple[Tensor, Tensor]
 Make = Callable[..., Any]
 
 
-def vectors_of(samples: Samples, *, on_sphere: bool = True) -> Tensor:
-    """All samples as vectors, those between others too."""
+def sample_vectors(samples: EmbeddingBatch, *, on_sphere: bool = True) -> Tensor:
+    """Return all samples as vectors, including the interpolated ones."""
     x, between = samples
-    return x if between is None else torch.cat([x, between.of(unit_rows(x) if on_sphere else x)])
+    return (
+        x
+        if between is None
+        else torch.cat([x, between.interpolate_rows(unit_rows(x) if on_sphere else x)])
+    )
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -44,43 +50,43 @@ def test_mu_zero_is_the_host(host: str, make_loss: Make, batch: Batch) -> None:
 @pytest.mark.parametrize("path", ["linear", "spherical"])
 @pytest.mark.parametrize("host", [*HOSTS, "norm_softmax of 3"])
 def test_equals_the_host_on_the_enlarged_sets(
-    host: str, path: Path, make_loss: Make, random_batch: Batch
+    host: str, path: SynthesisPath, make_loss: Make, random_batch: Batch
 ) -> None:
-    """What the plug-in passes on, given as vectors to the plain host as its own classes.
+    """The plug-in equals the plain host with the synthetic vectors as classes of its own.
 
-    Value and gradients: the loss mixes similarities that it has, the host multiplies vectors.
+    The plug-in mixes similarities, the plain host multiplies vectors; value and gradients agree.
     """
     x, y = random_batch[0].requires_grad_(), random_batch[1]
     host, _, several = host.partition(" of ")
-    knobs = {"proxies_per_class": int(several)} if several else {}
+    params = {"proxies_per_class": int(several)} if several else {}
     options = {"synthesis_mu": 1.5, "synthesis_draw": "sample", "synthesis_path": path}
-    loss = make_loss(f"{host}+synthesis", **options, **knobs)
+    loss = make_loss(f"{host}+synthesis", **options, **params)
     synthesis = loss.synthesis
-    assert isinstance(synthesis, Synthesis)
-    reseed(loss, 11)
+    assert isinstance(synthesis, ProxySynthesis)
+    reseed_loss(loss, 11)
     value = loss(x, y)
-    found = torch.autograd.grad(value, [x, loss.proxies])
-    reseed(loss, 11)
+    gradients = torch.autograd.grad(value, [x, loss.proxies])
+    reseed_loss(loss, 11)
     samples, more_y, segments = synthesis(x, y, loss.proxies)
-    more_x, extra = vectors_of(samples, on_sphere=synthesis.on_sphere), segments[1].proxies
+    more_x, extra = sample_vectors(samples, on_sphere=synthesis.on_sphere), segments[1].proxies
     assert len(extra) == 16
     tau = {"tau": 0.0} if host == "soft_triple" else {}
-    plain = make_loss(host, n_classes=7 + 16, **tau, **knobs)
+    plain = make_loss(host, n_classes=7 + 16, **tau, **params)
     plain.proxies.data = torch.cat([loss.proxies.detach(), extra.detach()])
     expected = plain(more_x, more_y)
     of_x, of_p = torch.autograd.grad(expected, [more_x, plain.proxies], retain_graph=True)
     wanted = [*torch.autograd.grad([more_x, extra], [x, loss.proxies], [of_x, of_p[7:]])]
     wanted[1] = wanted[1] + of_p[:7]
     if host == "soft_triple":
-        # The regulariser is of the trained centres alone.
-        whole = make_loss(host)
-        spread = whole(x, y) - make_loss(host, tau=0.0)(x, y)
+        # The regulariser covers only the trained centres.
+        regularised = make_loss(host)
+        spread = regularised(x, y) - make_loss(host, tau=0.0)(x, y)
         expected = expected + spread
-        more = torch.autograd.grad(whole(x, y), whole.proxies)[0]
+        more = torch.autograd.grad(regularised(x, y), regularised.proxies)[0]
         without = make_loss(host, tau=0.0)
         wanted[1] = wanted[1] + more - torch.autograd.grad(without(x, y), without.proxies)[0]
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(list(found), wanted, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(list(gradients), wanted, rtol=1e-9, atol=1e-11)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -91,19 +97,19 @@ def test_equals_the_host_on_the_enlarged_sets(
 )
 def test_pairs_never_share_a_class(labels: list[int], mu: float, seed: int) -> None:
     y = torch.tensor(labels)
-    first, second = Synthesis(alpha=0.4, mu=mu, seed=seed).pairs(y)
+    first, second = ProxySynthesis(alpha=0.4, mu=mu, seed=seed).draw_pairs(y)
     assert len(first) == len(second)
     assert (y[first] != y[second]).all()
     wanted = int(len(y) * mu + 1e-9) if len(set(labels)) > 1 else 0
     assert len(first) == wanted
 
 
-def test_first_members_take_turns_and_second_ones_are_uniform() -> None:
+def test_first_members_are_used_equally_and_second_ones_are_uniform() -> None:
     y = torch.tensor([0, 0, 0, 1, 2, 2])
-    synthesis = Synthesis(alpha=0.4, mu=1.0, seed=0)
+    synthesis = ProxySynthesis(alpha=0.4, mu=1.0, seed=0)
     counts = torch.zeros(6, 6)
     for _ in range(3000):
-        first, second = synthesis.pairs(y)
+        first, second = synthesis.draw_pairs(y)
         assert sorted(first.tolist()) == list(range(6))
         counts[first, second] += 1
     allowed = y[:, None] != y
@@ -113,10 +119,10 @@ def test_first_members_take_turns_and_second_ones_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("draw", ["batch", "sample"])
-def test_lambda_is_beta(draw: Draw) -> None:
-    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)) of Beta(alpha, alpha)."""
-    synthesis = Synthesis(alpha=0.4, mu=1.0, draw=draw, seed=1)
-    per_call = [synthesis.places(50) for _ in range(2000)]
+def test_lambda_has_a_beta_distribution(draw: SynthesisDraw) -> None:
+    """Beta(alpha, alpha) has the mean 1/2 and the variance 1 / (4 (2 alpha + 1))."""
+    synthesis = ProxySynthesis(alpha=0.4, mu=1.0, draw=draw, seed=1)
+    per_call = [synthesis.draw_lambdas(50) for _ in range(2000)]
     assert all((p == p[0]).all() == (draw == "batch") for p in per_call[:20])
     draws = torch.stack([p[0] for p in per_call])
     assert abs(float(draws.mean()) - 0.5) < 0.04
@@ -126,15 +132,15 @@ def test_lambda_is_beta(draw: Draw) -> None:
 @pytest.mark.parametrize("path", ["linear", "spherical"])
 @pytest.mark.parametrize("several", [False, True])
 def test_synthetic_vectors_are_of_unit_length_between_their_parents(
-    path: Path, several: bool, random_batch: Batch
+    path: SynthesisPath, several: bool, random_batch: Batch
 ) -> None:
     x, y = random_batch
     generator = torch.Generator().manual_seed(2)
     shape = (7, 3, 5) if several else (7, 5)
     proxies = torch.randn(*shape, dtype=torch.float64, generator=generator)
-    synthesis = Synthesis(alpha=1.0, mu=2.0, draw="sample", path=path, seed=4)
+    synthesis = ProxySynthesis(alpha=1.0, mu=2.0, draw="sample", path=path, seed=4)
     samples, more_y, (_, (first_class, extra)) = synthesis(x, y, proxies)
-    more_x = vectors_of(samples)
+    more_x = sample_vectors(samples)
     assert first_class == 7
     assert more_y[len(y) :].tolist() == list(range(7, 7 + 22))
     torch.testing.assert_close(more_x[: len(x)], x)
@@ -143,58 +149,58 @@ def test_synthetic_vectors_are_of_unit_length_between_their_parents(
         torch.testing.assert_close(vectors.norm(dim=-1), ones.expand(vectors.shape[:-1]))
     # The same draws again give the parents and the places.
     synthesis.reseed(4)
-    i, j = synthesis.pairs(y)
-    place = synthesis.places(len(i))
-    a, b, got = normalize(x[i]), normalize(x[j]), more_x[len(x) :]
+    i, j = synthesis.draw_pairs(y)
+    place = synthesis.draw_lambdas(len(i))
+    a, b, synthetic = normalize(x[i]), normalize(x[j]), more_x[len(x) :]
     if path == "linear":
         expected = normalize(place[:, None] * a + (1 - place)[:, None] * b)
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(synthetic, expected)
     else:
         angle = torch.acos((a * b).sum(-1))
-        torch.testing.assert_close(torch.acos((got * b).sum(-1)), place * angle)
-        torch.testing.assert_close(torch.acos((got * a).sum(-1)), (1 - place) * angle)
+        torch.testing.assert_close(torch.acos((synthetic * b).sum(-1)), place * angle)
+        torch.testing.assert_close(torch.acos((synthetic * a).sum(-1)), (1 - place) * angle)
     p, q = normalize(proxies[y[i]], dim=-1), normalize(proxies[y[j]], dim=-1)
     assert torch.linalg.matrix_rank(torch.stack([p, q, extra], dim=-2), atol=1e-9).max() == 2
 
 
 @pytest.mark.parametrize("path", ["linear", "spherical"])
-def test_gradients_reach_both_parents(path: Path, random_batch: Batch) -> None:
+def test_gradients_reach_both_parents(path: SynthesisPath, random_batch: Batch) -> None:
     x, y = random_batch[0].requires_grad_(), random_batch[1]
     proxies = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     proxies.requires_grad_()
-    synthesis = Synthesis(alpha=1.0, mu=0.1, path=path, seed=4)
+    synthesis = ProxySynthesis(alpha=1.0, mu=0.1, path=path, seed=4)
     samples, _, (_, (_, extra)) = synthesis(x, y, proxies)
-    more_x = vectors_of(samples)
+    more_x = sample_vectors(samples)
     weights = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     of_x, of_p = torch.autograd.grad(((more_x[-1] + extra[0]) * weights).sum(), [x, proxies])
     synthesis.reseed(4)
-    i, j = synthesis.pairs(y)
+    i, j = synthesis.draw_pairs(y)
     assert set(torch.nonzero(of_x.norm(dim=1)).flatten().tolist()) == {int(i), int(j)}
     classes = {int(y[i]), int(y[j])}
     assert set(torch.nonzero(of_p.norm(dim=1)).flatten().tolist()) == classes
 
 
 @pytest.mark.parametrize("path", ["linear", "spherical"])
-def test_parallel_and_opposite_parents_stay_finite(path: Path) -> None:
+def test_parallel_and_opposite_parents_stay_finite(path: SynthesisPath) -> None:
     x = torch.eye(4, dtype=torch.float64)[[0, 0, 0]] * torch.tensor([[1.0], [1.0], [-1.0]])
     x.requires_grad_()
     y = torch.tensor([0, 1, 2])
     proxies = x.detach().clone().requires_grad_()
-    synthesis = Synthesis(alpha=1.0, mu=4.0, draw="sample", path=path, seed=0)
+    synthesis = ProxySynthesis(alpha=1.0, mu=4.0, draw="sample", path=path, seed=0)
     samples, _, (_, (_, extra)) = synthesis(x, y, proxies)
-    more_x = vectors_of(samples)
+    more_x = sample_vectors(samples)
     for gradient in torch.autograd.grad((more_x.sum() + extra.sum()), [x, proxies]):
         assert torch.isfinite(gradient).all()
     assert torch.isfinite(more_x).all()
 
 
 def test_softmax_keeps_lengths(random_batch: Batch) -> None:
-    """A host of inner products gets vectors of the parents' lengths, not unit ones."""
+    """A host with inner products gets vectors of the lengths of the parents, not unit vectors."""
     x, y = random_batch
     proxies = torch.full((7, 5), 3.0, dtype=torch.float64)
-    paths: tuple[Path, Path] = ("linear", "spherical")
+    paths: tuple[SynthesisPath, SynthesisPath] = ("linear", "spherical")
     for path in paths:
-        synthesis = Synthesis(alpha=1.0, mu=1.0, path=path, on_sphere=False)
+        synthesis = ProxySynthesis(alpha=1.0, mu=1.0, path=path, on_sphere=False)
         _, _, (_, (_, extra)) = synthesis(x, y, proxies)
         torch.testing.assert_close(extra, proxies[:1].expand_as(extra))
 
@@ -202,15 +208,15 @@ def test_softmax_keeps_lengths(random_batch: Batch) -> None:
 def test_randomness_is_a_function_of_the_seed(make_loss: Make, random_batch: Batch) -> None:
     loss = make_loss("proxy_anchor+synthesis")
 
-    def epoch(seed: int) -> list[float]:
-        reseed(loss, seed)
+    def run_epoch(seed: int) -> list[float]:
+        reseed_loss(loss, seed)
         return [loss(*random_batch).item() for _ in range(3)]
 
     torch.manual_seed(0)
-    first = epoch(1)
+    first = run_epoch(1)
     torch.manual_seed(1)
-    assert epoch(1) == first
-    assert epoch(2) != first
+    assert run_epoch(1) == first
+    assert run_epoch(2) != first
     assert len(set(first)) == 3
     assert not any("random" in key for key in loss.state_dict())
 
@@ -219,16 +225,16 @@ def test_randomness_is_a_function_of_the_seed(make_loss: Make, random_batch: Bat
 def test_many_samples_of_a_class_are_summed_before_they_are_rounded(
     host: str, make_loss: Make
 ) -> None:
-    """Of 400 shares of two proxies' gradients, each is small beside their sum."""
+    """The gradient of each of two proxies is a sum of 400 small parts."""
     name, many = f"{host}+synthesis", {"n_classes": 2, "synthesis_mu": 200.0}
     half, wide = (make_loss(name, dtype=d, **many) for d in (torch.bfloat16, torch.float32))
     wide.load_state_dict(half.state_dict())
     x = torch.randn(2, half.proxies.shape[-1], generator=torch.Generator().manual_seed(3))
     gradients = []
     for loss in (half, wide):
-        reseed(loss, 5)
+        reseed_loss(loss, 5)
         gradients.append(torch.autograd.grad(loss(x, torch.tensor([0, 1])), loss.proxies)[0])
-    got, want = gradients
-    assert got.dtype == torch.bfloat16
-    atol = 2**-8 * float(want.abs().max())
-    torch.testing.assert_close(got.float(), want, rtol=2**-8, atol=atol)
+    computed, expected = gradients
+    assert computed.dtype == torch.bfloat16
+    atol = 2**-8 * float(expected.abs().max())
+    torch.testing.assert_close(computed.float(), expected, rtol=2**-8, atol=atol)

@@ -1,0 +1,1 @@
+"""One search space per loss."""

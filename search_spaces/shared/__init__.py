@@ -1,0 +1,1 @@
+"""Hyperparameters that several losses share."""

@@ -1,0 +1,1 @@
+"""Chart specification that is independent of the renderer, and its two renderers."""

@@ -1,1 +1,0 @@
-"""How one Tune run searches all losses of a study and tells Optuna the truth."""

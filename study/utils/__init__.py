@@ -1,0 +1,1 @@
+"""Helpers that are independent of studies: paths, files, processes, formatting."""

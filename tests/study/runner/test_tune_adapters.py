@@ -1,0 +1,74 @@
+"""Tune adapters: what Tune is given, and what it may pickle."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from study.runner.tune_adapters import (
+    UPDATE_INTERVAL_SECONDS,
+    ProcessLocalRef,
+    TuneScheduler,
+    TuneSearcher,
+    UpdateCallback,
+)
+from tests.support.controllers import RecordingListener, open_controller
+from tests.support.scheduler_simulation import make_plan
+
+PLAN = {"losses": ["triplet"], "search": {"trials": 3, "repeats": 1, "stop_early": False}}
+
+
+def tune_trial(config: dict[str, Any]) -> Any:
+    return SimpleNamespace(config=config)
+
+
+def test_trials_pass_from_the_searcher_through_the_scheduler(tmp_path: Path) -> None:
+    listener = RecordingListener()
+    controller = open_controller(make_plan(**PLAN), tmp_path, listener)
+    searcher, scheduler = TuneSearcher(controller), TuneScheduler(controller)
+    number = 0
+    while not isinstance(config := searcher.suggest(f"t{number}"), str):
+        assert config is not None
+        running = {"state": "running", "epoch": 1, "score": 0.1}
+        assert scheduler.on_trial_result(None, tune_trial(config), running) == (
+            TrialScheduler.CONTINUE
+        )
+        last = {"state": "finished", "epoch": 9, "score": 0.5, "done": True}
+        scheduler.on_trial_complete(None, tune_trial(config), last)
+        searcher.on_trial_complete(f"t{number}", last)
+        number += 1
+    assert config == Searcher.FINISHED
+    assert number == 3
+    assert [o.state for o in listener.outcomes.values()] == ["finished"] * 3
+
+
+def test_a_lost_process_is_retried(tmp_path: Path) -> None:
+    controller = open_controller(make_plan(**PLAN), tmp_path)
+    searcher = TuneSearcher(controller)
+    first = searcher.suggest("a")
+    assert isinstance(first, dict)
+    searcher.on_trial_complete("a", error=True)
+    assert searcher.suggest("b") == first
+
+
+def test_pickles_and_copies_do_not_follow_the_controller() -> None:
+    ref = ProcessLocalRef(object())
+    assert pickle.loads(pickle.dumps(ref)).value is None
+    assert copy.deepcopy(ref).value is ref.value
+
+
+def test_the_update_is_called_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [100.0], []
+    monkeypatch.setattr("study.runner.tune_adapters.time.monotonic", lambda: now[0])
+    callback = UpdateCallback(lambda: calls.append(now[0]))
+    for step in range(40):
+        now[0] = 100.0 + step * UPDATE_INTERVAL_SECONDS / 4
+        callback.on_step_end(step, [])
+    assert len(calls) == 10

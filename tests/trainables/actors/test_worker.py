@@ -1,0 +1,217 @@
+"""Worker of a trial: states, checkpoints, errors, and limits of GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.trial_specs import make_spec
+from trainables.actors import worker as worker_module
+from trainables.actors.worker import TrialWorker, format_error_line, limit_gpu_memory
+from trainables.config import TrialSpec
+from trainables.distributed.world import WorldError
+from trainables.training.errors import DivergedError
+
+pytestmark = pytest.mark.split
+
+N_EPOCHS = 4
+
+
+class FakeTrainer:
+    """A trainer without a model, whose methods fail as `errors` says."""
+
+    device = "cpu"
+    saved_epoch = 0
+    """Epoch of the checkpoint, 0 for none."""
+    errors: dict[str, Exception]
+    written: list[int]
+
+    def __init__(self, spec: TrialSpec, context: Any, world: Any) -> None:
+        self._raise_error("build")
+        self.epoch, self.last_result = 0, dict[str, Any]()
+
+    def run_epoch(self) -> None:
+        self._raise_error("run_epoch")
+        self.epoch += 1
+        self.last_result = {"epoch": self.epoch, "score": self.epoch / 10}
+
+    @property
+    def is_done(self) -> bool:
+        return self.epoch >= N_EPOCHS
+
+    def restore_checkpoint(self, warn: Callable[[str], None]) -> bool:
+        self._raise_error("restore_checkpoint")
+        if self.saved_epoch < 0:
+            warn("the checkpoint is damaged")
+        elif self.saved_epoch > 0:
+            self.epoch = self.saved_epoch
+            self.last_result = {"epoch": self.epoch, "score": self.epoch / 10}
+        return self.epoch > 0
+
+    def write_checkpoint(self) -> None:
+        self._raise_error("write_checkpoint")
+        self.written.append(self.epoch)
+
+    def _raise_error(self, method: str) -> None:
+        if method in self.errors:
+            raise self.errors[method]
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> type[FakeTrainer]:
+    """The class of trainers that workers use, with its own errors and checkpoints."""
+
+    class OwnTrainer(FakeTrainer):
+        errors: dict[str, Exception] = {}  # noqa: RUF012
+        written: list[int] = []  # noqa: RUF012
+
+    monkeypatch.setattr(worker_module, "TrialTrainer", OwnTrainer)
+    return OwnTrainer
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the data sets that were opened, in order."""
+    names: list[str] = []
+
+    def open_context(dataset: Any, backbone: Any, *, cache_dir: Path) -> Any:
+        names.append(dataset["name"])
+        data = SimpleNamespace(fingerprint="data-print")
+        return SimpleNamespace(dataset=data, initial_weights_fingerprint="weights-print")
+
+    monkeypatch.setattr(worker_module, "open_context", open_context)
+    return names
+
+
+@pytest.fixture
+def worker(trainer: type[FakeTrainer], opened: list[str]) -> TrialWorker:
+    """A worker with a trial."""
+    worker = TrialWorker()
+    worker.assign_trial(make_spec("triplet", checkpoint_every=3))
+    return worker
+
+
+def test_a_trial_runs_to_its_end(worker: TrialWorker, trainer: type[FakeTrainer]) -> None:
+    results = [worker.step() for _ in range(N_EPOCHS)]
+    assert [result["epoch"] for result in results] == [1, 2, 3, 4]
+    assert [result["state"] for result in results] == ["running"] * 3 + ["finished"]
+    assert trainer.written == [3, 4], "every third epoch and the last"
+    first = results[0]
+    assert (first["fingerprint"], first["weights"]) == ("data-print", "weights-print")
+    assert (first["device"], first["warning"], first["error"]) == ("cpu", "", "")
+
+
+def test_a_restored_trial_repeats_the_report_of_its_checkpoint(
+    worker: TrialWorker, trainer: type[FakeTrainer]
+) -> None:
+    trainer.saved_epoch = 2
+    results = [worker.step() for _ in range(3)]
+    assert [result["epoch"] for result in results] == [2, 3, 4]
+    assert results[0]["score"] == 0.2
+    assert results[-1]["state"] == "finished"
+
+
+def test_a_damaged_checkpoint_is_a_warning(worker: TrialWorker, trainer: type[FakeTrainer]) -> None:
+    trainer.saved_epoch = -1
+    result = worker.step()
+    assert (result["state"], result["epoch"]) == ("running", 1)
+    assert "damaged" in result["warning"]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(
+    worker: TrialWorker, trainer: type[FakeTrainer]
+) -> None:
+    trainer.errors["write_checkpoint"] = OSError("no space left on device")
+    results = [worker.step() for _ in range(3)]
+    assert results[-1]["state"] == "running"
+    assert "epoch 3" in results[-1]["warning"]
+    assert "no space left" in results[-1]["warning"]
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "state"),
+    [
+        ("run_epoch", DivergedError("the loss is nan"), "diverged"),
+        ("run_epoch", WorldError("another rank died"), "lost"),
+        ("restore_checkpoint", OSError("S3 does not respond"), "lost"),
+        ("run_epoch", ValueError("wrong value"), "failed"),
+        ("build", ValueError("wrong value"), "failed"),
+    ],
+)
+def test_an_error_is_a_result_and_the_next_trial_runs(
+    worker: TrialWorker,
+    trainer: type[FakeTrainer],
+    method: str,
+    error: Exception,
+    state: str,
+) -> None:
+    trainer.errors[method] = error
+    result = worker.step()
+    assert result["state"] == state
+    assert str(error) in result["error"]
+    assert ("traceback" in result) == (state == "failed")
+    assert not worker.device_failed
+    trainer.errors.clear()
+    worker.assign_trial(make_spec("triplet"))
+    assert worker.step()["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("error", "device_failed"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (torch.OutOfMemoryError("CUDA out of memory; CUDA error"), False),
+        (RuntimeError("shapes do not match"), False),
+    ],
+)
+def test_only_a_cuda_error_makes_the_process_unusable(
+    worker: TrialWorker, trainer: type[FakeTrainer], error: Exception, device_failed: bool
+) -> None:
+    trainer.errors["run_epoch"] = error
+    assert worker.step()["state"] == "failed"
+    assert worker.device_failed == device_failed
+
+
+def test_data_are_opened_again_only_when_they_change(
+    worker: TrialWorker, opened: list[str]
+) -> None:
+    spec = make_spec("triplet")
+    for trial in (spec, replace(spec, seed=7), replace(spec, dataset={"name": "cub200"})):
+        worker.assign_trial(trial)
+        worker.step()
+    assert opened == ["glyphs", "cub200"]
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(24, (6 - 0.625) / 24), (2, 0.125)])
+def test_fractions_of_a_gpu_leave_memory_for_the_cuda_context(
+    monkeypatch: pytest.MonkeyPatch, gib: int, expected: float
+) -> None:
+    """Four quarters and four contexts fit; on a tiny GPU tensors still get half of the share."""
+    fractions: list[float] = []
+    gpu = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    limit_gpu_memory({"gpus_per_trial": 0.25, "ranks_per_trial": 1})
+    limit_gpu_memory({"gpus_per_trial": 1, "ranks_per_trial": 1})
+    limit_gpu_memory({"gpus_per_trial": 2, "ranks_per_trial": 2})
+    limit_gpu_memory({})
+    assert fractions == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one line"), "ValueError: one line"),
+        (ValueError("first\n\n  last  \n"), "ValueError: last"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_an_exception_is_reported_in_one_line(error: BaseException, line: str) -> None:
+    assert format_error_line(error) == line

@@ -1,0 +1,1 @@
+"""Ray actors that train trials: the Tune trainable, groups of ranks, and their workers."""

@@ -1,0 +1,1 @@
+"""Process group of a multi-rank trial, and layers that synchronise across ranks."""

@@ -1,0 +1,1 @@
+"""Parts that losses share: proxies, pairs, scales, the softmax head and Proxy Synthesis."""

@@ -1,0 +1,1 @@
+"""Block-wise forward and backward kernels of the proxy losses."""

@@ -1,0 +1,1 @@
+"""Exact nearest-neighbour retrieval and its metrics."""

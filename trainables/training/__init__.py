@@ -1,0 +1,1 @@
+"""Training of one trial: replicas, optimiser, evaluation and checkpoints."""

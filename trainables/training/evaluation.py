@@ -1,0 +1,113 @@
+"""Evaluation of a network: embeddings of a data set part and their retrieval metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainables.config import TrialSpec
+from trainables.data.augment import ImageTransform
+from trainables.data.dataset import DatasetPart
+from trainables.data.feed import BatchFeed, HostFeed, StagedFeed
+from trainables.distributed.world import SingleProcessWorld, World, rank_slice
+from trainables.retrieval.concentration import similarity_concentration
+from trainables.retrieval.metrics import compute_nmi, evaluate
+from trainables.training.errors import DivergedError
+
+EVALUATION_BATCH_SIZE = 512
+
+
+@torch.no_grad()
+def embed_items(
+    model: nn.Module,
+    part: DatasetPart,
+    augment: ImageTransform | None,
+    world: World | None = None,
+    *,
+    feed: BatchFeed | None = None,
+) -> NDArray[np.float32]:
+    """Return the model's embeddings of all items of a part, on every rank.
+
+    Each rank embeds complete batches, so the result is bitwise equal to that of a single process.
+
+    Args:
+        model: The network.
+        part: Items to embed.
+        augment: Transform of images; None for features.
+        world: The ranks that share the work; None for a single process.
+        feed: Feed of the items; None reads them once.
+    """
+    world = world or SingleProcessWorld()
+    if feed is None:
+        is_host = world.device.type == "cpu"
+        feed = HostFeed(part, augment) if is_host else StagedFeed(part, augment, world.device)
+    model.eval()
+    rows = np.arange(len(part))
+    batches = [
+        rows[start : start + EVALUATION_BATCH_SIZE]
+        for start in range(0, len(part), EVALUATION_BATCH_SIZE)
+    ]
+    own = batches[rank_slice(len(batches), world.rank, world.size)]
+    first = next(iter(model.parameters()), torch.empty(0))
+    pieces = [
+        model(inputs.to(world.device, first.dtype)).float().cpu()
+        for inputs in feed.iter_evaluation_inputs(own)
+    ]
+    if world.size == 1:
+        return _to_numpy(torch.cat(pieces))
+    return _to_numpy(_gather_embeddings(world, pieces, len(part), len(batches)))
+
+
+def _gather_embeddings(world: World, pieces: list[Tensor], total: int, n_batches: int) -> Tensor:
+    """Gather the embeddings of all ranks' batches; the last batch may be smaller."""
+    width = torch.tensor([float(max((p.shape[1] for p in pieces), default=0))])
+    world.all_reduce_max_(width)
+    padded = torch.zeros(len(pieces), EVALUATION_BATCH_SIZE, int(width))
+    for i, piece in enumerate(pieces):
+        padded[i, : len(piece)] = piece
+    return world.all_gather(padded, n_batches).flatten(0, 1)[:total]
+
+
+def _to_numpy(vectors: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = vectors.numpy()
+    return array
+
+
+def score_embeddings(
+    vectors: NDArray[np.float32],
+    part: DatasetPart,
+    spec: TrialSpec,
+    world: World | None = None,
+) -> dict[str, float]:
+    """Return retrieval metrics of a part's embeddings.
+
+    Every item is a query against all others, unless the part separates queries from the gallery.
+
+    Args:
+        vectors: Embeddings of all items of the part.
+        part: The part, with its labels.
+        spec: The trial, whose `recall_at` and `nmi` are used.
+        world: The ranks that share the work; None for a single process.
+
+    Raises:
+        DivergedError: If an embedding is NaN or infinite.
+    """
+    if not np.isfinite(vectors).all():
+        raise DivergedError("training diverged: some embeddings are NaN or infinite")
+    extra_metrics = {"similarity_concentration": similarity_concentration(vectors, part.labels)}
+    if spec.nmi:
+        extra_metrics["nmi"] = compute_nmi(vectors, part.labels)
+    if part.is_query is None:
+        return {**evaluate(vectors, part.labels, ks=spec.recall_at, world=world), **extra_metrics}
+    query = part.is_query
+    metrics = evaluate(
+        vectors[query],
+        part.labels[query],
+        ks=spec.recall_at,
+        gallery=vectors[~query],
+        gallery_labels=part.labels[~query],
+        world=world,
+    )
+    return {**metrics, **extra_metrics}
