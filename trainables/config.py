@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from trainables.utils.precision import Precision, PrecisionSetting
 from trainables.utils.suggestions import unknown_name_error
 
 ParamValue = bool | int | float | str
@@ -47,6 +48,13 @@ class TrainingSettings:
         augment: Augmentation preset of `trainables.data.augment`.
         negative_share: Fraction of the classes absent from a batch that a proxy loss uses as
             negatives, resampled at each step; 1 uses all. Saves time with very many classes.
+        precision: Precision of backbone and embedding layer: `bf16`, `tf32`, `fp32`, or `auto`
+            (bf16 on GPUs that have it, fp32 elsewhere). Losses and metrics are always fp32.
+        micro_batch: Images of a batch, on each rank, that are in memory at a time; the gradient is
+            that of the whole batch. `auto` starts with all of them and halves the number when the
+            GPU runs out of memory.
+        per_micro_batch_norm: Whether micro-batches are allowed with a batch norm that trains; its
+            statistics are then those of each micro-batch, which changes the training.
     """
 
     epochs: int = 20
@@ -66,8 +74,13 @@ class TrainingSettings:
     embedding_dim: int = 128
     augment: str = "none"
     negative_share: float = 1.0
+    precision: PrecisionSetting = "auto"
+    micro_batch: Literal["auto"] | int = "auto"
+    per_micro_batch_norm: bool = False
 
     def __post_init__(self) -> None:
+        if self.micro_batch != "auto" and self.micro_batch < 1:
+            raise ValueError(f"`micro_batch >= 1` must hold, but got {self.micro_batch}")
         if self.negative_share > 1:
             raise ValueError(f"`negative_share <= 1` must hold, but got {self.negative_share}")
         for name, rule in _LOWER_BOUNDS.items():
@@ -96,6 +109,9 @@ _LOWER_BOUNDS: Mapping[str, tuple[float, bool]] = types.MappingProxyType(
 )
 
 
+_DEFAULTS_OUTSIDE_KEY = types.MappingProxyType({"precision": "fp32", "per_micro_batch_norm": False})
+
+
 def parse_settings(values: Mapping[str, Any]) -> TrainingSettings:
     """Return settings from values by name, with defaults for missing ones.
 
@@ -113,6 +129,9 @@ def parse_settings(values: Mapping[str, Any]) -> TrainingSettings:
 
 
 def _coerce_value(name: str, hint: Any, value: Any) -> Any:
+    if typing.get_origin(hint) is typing.Union:
+        choices, other = typing.get_args(hint)
+        return value if value in typing.get_args(choices) else _coerce_value(name, other, value)
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
@@ -179,13 +198,24 @@ class TrialSpec:
         """Return the spec as plain JSON types."""
         return asdict(self)
 
-    def training_key(self) -> str:
+    def training_key(self, precision: Precision = "fp32") -> str:
         """Return a hash of everything that affects the trained weights.
 
         Trials that differ only in name, location, threads or resources have the same key.
+
+        Args:
+            precision: What `settings.precision` is on the device of the trial.
         """
         placement = ("trial", "cache_dir", "checkpoint_dir", "checkpoint_every", "threads")
         values = {k: v for k, v in asdict(self).items() if k not in (*placement, "resources")}
+        settings = values["settings"]
+        settings["precision"] = precision
+        if not settings["per_micro_batch_norm"]:
+            del settings["micro_batch"]  # without effect on the weights
+        # Keys of checkpoints from before these settings existed stay valid.
+        for name, default in _DEFAULTS_OUTSIDE_KEY.items():
+            if settings.get(name) == default:
+                del settings[name]
         text = json.dumps(_convert_ints_to_floats(values), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -138,7 +138,9 @@ class ResourcesSection(ConfigModel):
     share. A rank computes on one GPU or on CPUs; a trial of one rank may use a fraction of a GPU.
     `shard_proxies` distributes the proxies over the ranks instead of copying them. `keep_mib` is
     the memory limit for the similarities of a batch to all proxies: above it, losses stream over
-    the proxies and compute the similarities twice; None uses the default of the losses.
+    the proxies and compute the similarities twice; None uses the default of the losses. `compile`
+    compiles the network with torch.compile. `checkpoint_activations` computes activations twice
+    instead of keeping them. `deterministic` uses kernels whose results do not vary on a GPU.
     """
 
     cpus_per_trial: float = Field(default=1, gt=0)
@@ -148,6 +150,9 @@ class ResourcesSection(ConfigModel):
     shard_proxies: bool = False
     keep_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_concurrent: int | None = Field(default=None, ge=1)
+    compile: bool = False
+    checkpoint_activations: bool = False
+    deterministic: bool = False
 
     @model_validator(mode="after")
     def _check_divisible(self) -> ResourcesSection:

@@ -21,6 +21,9 @@ from study.search.job_scheduler import JobScheduler
 from study.trials.job import Job, LossProgress, TrialOutcome
 from study.trials.table import TrialStateName
 
+ENVIRONMENT_TAGS = ("host", "gpu", "precision", "torch_version")
+"""What a result says about where its epoch ran."""
+
 
 class TrialListener(Protocol):
     """Receives the events of every trial; the tracker is one."""
@@ -28,8 +31,10 @@ class TrialListener(Protocol):
     def on_trial_start(self, job: Job) -> None:
         """A trial starts, or starts again."""
 
-    def on_epoch_end(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
-        """A trial completed an epoch on a host."""
+    def on_epoch_end(
+        self, job: Job, epoch: int, metrics: Mapping[str, float], environment: Mapping[str, str]
+    ) -> None:
+        """A trial completed an epoch; `environment` has the values of `ENVIRONMENT_TAGS`."""
 
     def on_trial_end(self, job: Job, outcome: TrialOutcome) -> None:
         """A trial ended."""
@@ -159,9 +164,10 @@ class TrialController:
         if epoch > self.scheduler.epochs_done(job.trial):  # not repeated from a checkpoint
             self._failures.record_new_epoch(job.trial)
         metrics, host = _extract_metrics(result), str(result.get("host", ""))
+        environment = {key: str(result[key]) for key in ENVIRONMENT_TAGS if result.get(key)}
         score_std = float(result.get("score_std", math.nan))
         logged = {**metrics, "score_std": score_std} if math.isfinite(score_std) else metrics
-        self._listener.on_epoch_end(job, epoch, logged, host)
+        self._listener.on_epoch_end(job, epoch, logged, environment)
         stops_early = self.scheduler.report_score(job.trial, epoch, score)
         is_finished = result["state"] == "finished"
         if not is_finished and not stops_early:

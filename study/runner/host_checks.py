@@ -31,6 +31,7 @@ class HostChecks:
         self._differing_hosts: set[tuple[str, str]] = set()
         self._hosts_without_gpu: set[str] = set()
         self._warned_trials: set[str] = set()
+        self._environments: dict[str, str] = {}
 
     def check_result(self, trial: str, result: Mapping[str, Any]) -> None:
         """Check one epoch's result of a trial."""
@@ -38,6 +39,8 @@ class HostChecks:
         self._check_checkpoint(trial, str(result.get("warning", "")))
         self._check_fingerprints(host, result)
         self._check_gpu(host, str(result.get("device", "")))
+        for key, what in (("precision", "precision"), ("gpu", "kind of GPU")):
+            self._check_environment(host, what, str(result.get(key, "")))
 
     def _check_checkpoint(self, trial: str, warning: str) -> None:
         """Show a trial's checkpoint warning once, until the problem is gone."""
@@ -57,6 +60,17 @@ class HostChecks:
                 f"the {what} on {host} differ from the study's (fingerprint {reported}, here "
                 f"{expected}): scores from that host cannot be compared with others; copy them "
                 "again"
+            )
+
+    def _check_environment(self, host: str, what: str, value: str) -> None:
+        """Warn once if trials differ in precision or GPU, which changes their last digits."""
+        known = self._environments.setdefault(what, value)
+        if value and known and known != value and (what, "") not in self._differing_hosts:
+            self._differing_hosts.add((what, ""))
+            self._display.show_warning(
+                f"the trials of this study differ in {what}: {value} on {host}, {known} before; "
+                "small differences between their scores may come from that (set "
+                "training.precision: fp32, or use nodes of one kind)"
             )
 
     def _check_gpu(self, host: str, device: str) -> None:

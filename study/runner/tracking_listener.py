@@ -42,9 +42,13 @@ class TrackingListener:
         """A trial starts, or starts again."""
         self._tracker.start_trial(self._describe_trial(job, started=self._clock()))
 
-    def on_epoch_end(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
-        """A trial completed an epoch on a host."""
-        self._tracker.log_epoch(job.trial, epoch, metrics, timestamp=self._clock(), host=host)
+    def on_epoch_end(
+        self, job: Job, epoch: int, metrics: Mapping[str, float], environment: Mapping[str, str]
+    ) -> None:
+        """A trial completed an epoch."""
+        self._tracker.log_epoch(
+            job.trial, epoch, metrics, timestamp=self._clock(), tags=environment
+        )
 
     def on_trial_end(self, job: Job, outcome: TrialOutcome) -> None:
         """A trial ended."""

@@ -39,7 +39,7 @@ class _TrialUpdate:
     start: SpoolRecord | None = None
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
     end: SpoolRecord | None = None
-    host: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 class RecordApplier:
@@ -140,7 +140,9 @@ class RecordApplier:
             trial.start = record
         elif record["op"] == "epoch":
             trial.epochs.append((record["epoch"], record["at"], record["metrics"]))
-            trial.host = record.get("host", trial.host)
+            if "host" in record:  # a spool of version 0.1
+                trial.tags["host"] = record["host"]
+            trial.tags |= record.get("tags", {})
 
     def _flush_trials(self) -> int:
         trials, self._trial_updates = self._trial_updates, {}
@@ -196,7 +198,7 @@ class RecordApplier:
             run = self._start_trial_run(trial.start)
         else:
             run = self._experiment.require_run(("trial", name))
-        tags = {"host": trial.host} | (trial.end["words"] if trial.end else {})
+        tags = trial.tags | (trial.end["words"] if trial.end else {})
         self._experiment.log_run_data(run, params=params, tags=tags, epochs=trial.epochs)
         if trial.end is not None:
             self._end_trial_run(run, trial.end)

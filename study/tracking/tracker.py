@@ -87,7 +87,7 @@ class Tracker:
         self._units: dict[str, dict[str, str]] = {}
         self._objective = ""
         self._open_trials: dict[str, tuple[Job, float | None]] = {}
-        self._trial_hosts: dict[str, str] = {}
+        self._trial_tags: dict[str, dict[str, str]] = {}
         self._last_problem, self._has_warned_of_loss = "", False
         self._shipper: subprocess.Popen[bytes] | None = None
         self._shipper_since = 0.0
@@ -175,18 +175,28 @@ class Tracker:
         metrics: Mapping[str, float],
         *,
         timestamp: float,
-        host: str = "",
+        tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Log a trial's metrics after an epoch; an epoch that was logged before is skipped."""
+        """Log a trial's metrics after an epoch; an epoch that was logged before is skipped.
+
+        Args:
+            trial: Key of the trial.
+            epoch: Number of the epoch, from 1.
+            metrics: Its metrics.
+            timestamp: When it ended.
+            tags: Tags of the run that say where the epoch ran, such as `host`.
+        """
         job, score = self._open_trials.get(trial, (None, None))
         if job is not None:
             self._open_trials[trial] = (job, metrics.get(self._objective, score))
         split = job.split if job is not None else "validation"
         values = {metric_key(name, split): float(value) for name, value in metrics.items()}
-        new_host = {"host": host} if host != self._trial_hosts.get(trial, "") else {}
-        self._trial_hosts |= {trial: host} if new_host else {}
+        known = self._trial_tags.setdefault(trial, {})
+        new = {key: value for key, value in (tags or {}).items() if known.get(key) != value}
+        known.update(new)
+        changed = {"tags": new} if new else {}
         self._append_record(
-            "epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values, **new_host
+            "epoch", timestamp, trial=trial, epoch=int(epoch), metrics=values, **changed
         )
 
     def end_trial(
@@ -210,7 +220,7 @@ class Tracker:
             timestamp: When it ended.
         """
         job, score = self._open_trials.pop(trial, (None, None))
-        self._trial_hosts.pop(trial, None)
+        self._trial_tags.pop(trial, None)
         ending = self._describe_trial_end(
             job, score, descriptions.TrialEnd(state, error, host, seconds)
         )

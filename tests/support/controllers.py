@@ -24,7 +24,9 @@ class RecordingListener:
     def on_trial_start(self, job: Job) -> None:
         pass
 
-    def on_epoch_end(self, job: Job, epoch: int, metrics: Mapping[str, float], host: str) -> None:
+    def on_epoch_end(
+        self, job: Job, epoch: int, metrics: Mapping[str, float], environment: Mapping[str, str]
+    ) -> None:
         pass
 
     def on_trial_end(self, job: Job, outcome: TrialOutcome) -> None:

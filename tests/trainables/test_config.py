@@ -11,6 +11,7 @@ import pytest
 from tests.support import rank_cases as cases
 from tests.support.trial_specs import make_spec
 from trainables.config import TrainingSettings, TrialSpec, parse_settings
+from trainables.utils.precision import PRECISIONS
 
 pytestmark = pytest.mark.split
 
@@ -26,6 +27,9 @@ pytestmark = pytest.mark.split
         ({"batch_size": 2.5}, "type int"),
         ({"head_lr": float("inf")}, "`head_lr` must be finite"),
         ({"negative_share": 1.5}, "`negative_share <= 1`"),
+        ({"precision": "fp16"}, "auto, bf16, tf32, fp32"),
+        ({"micro_batch": 0}, "`micro_batch >= 1`"),
+        ({"micro_batch": "half"}, "type int"),
     ],
 )
 def test_wrong_settings_are_named(values: dict[str, Any], message: str) -> None:
@@ -57,3 +61,25 @@ def test_the_same_training_has_the_same_key_wherever_it_runs() -> None:
     )
     assert again.training_key() == trial.training_key()
     assert replace(trial, seed=2).training_key() != trial.training_key()
+
+
+def test_checkpoints_of_version_0_1_keep_their_key() -> None:
+    spec = TrialSpec(
+        trial="t",
+        loss="proxy_anchor",
+        loss_knobs={"alpha": 32.0, "delta": 0.1},
+        settings=TrainingSettings(epochs=3),
+        seed=1,
+        dataset={"name": "glyphs"},
+        backbone={"name": "conv4"},
+        cache_dir="/c",
+    )
+    assert spec.training_key() == "6e9999233fa0b496"
+
+
+def test_the_precision_is_part_of_the_key() -> None:
+    trial = make_spec("circle")
+    keys = {trial.training_key(precision) for precision in PRECISIONS}
+    assert len(keys) == 3
+    explicit = replace(trial, settings=replace(trial.settings, precision="bf16"))
+    assert explicit.training_key("bf16") == trial.training_key("bf16"), "auto became bf16"

@@ -98,6 +98,7 @@ class TrialWorker:
             restored = self._restore_checkpoint(training, warnings.append)
         if not restored:
             training.run_epoch()
+            warnings += training.pop_memory_notes()
             if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
                 self._write_checkpoint(training, warnings.append)
         state = "finished" if training.is_done else "running"
@@ -107,6 +108,7 @@ class TrialWorker:
             "fingerprint": context.dataset.fingerprint,
             "weights": context.initial_weights_fingerprint,
             "device": training.device,
+            **training.describe_environment(),
         }
         return {**training.last_result, "state": state, **environment}
 

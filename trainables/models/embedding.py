@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from trainables.config import TrainingSettings
+from trainables.utils.precision import Precision, autocast_model
 
 POOLING_MODES = ("avg", "max", "avg+max")
+MAX_COMPILED_VARIANTS = 64
+"""Compiled forms of the model per process: one per input shape and architecture."""
 
 
 class EmbeddingModel(nn.Module):
@@ -23,12 +27,19 @@ class EmbeddingModel(nn.Module):
         backbone: Module that returns a feature map (N, C, h, w); None if the inputs are features.
         in_features: C, or the size of the features.
         settings: Training settings, of which `pooling`, `layer_norm` and `embedding_dim` are used.
+        precision: Precision of backbone and embedding layer.
     """
 
     def __init__(
-        self, backbone: nn.Module | None, in_features: int, settings: TrainingSettings
+        self,
+        backbone: nn.Module | None,
+        in_features: int,
+        settings: TrainingSettings,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
+        self.precision: Precision = precision
+        self.is_compiled = False
         self.backbone = backbone
         self.pooling = settings.pooling
         # No affine weights, as in ProxyNCA++: it only centres and scales each vector.
@@ -44,13 +55,33 @@ class EmbeddingModel(nn.Module):
         return F.normalize(self.compute_raw_embeddings(items), dim=-1)
 
     def compute_raw_embeddings(self, items: Tensor) -> Tensor:
-        """Return embeddings before normalisation, for losses that depend on their length."""
+        """Return embeddings before normalisation, for losses that depend on their length.
+
+        They have the type of the weights: bfloat16 has too few digits for vectors of unit length.
+        """
+        embed = _compile_embedding() if self.is_compiled else EmbeddingModel._embed
+        with autocast_model(self.precision, items.device):
+            vectors: Tensor = embed(self, items)
+        return vectors.to(self.head.weight.dtype)
+
+    def _embed(self, items: Tensor) -> Tensor:
         vectors: Tensor = self.head(self.norm(self.extract_features(items)))
         return vectors
 
     def extract_features(self, items: Tensor) -> Tensor:
         """Return pooled backbone features, or the inputs themselves if they are features."""
         return items if self.backbone is None else pool_features(self.backbone(items), self.pooling)
+
+
+@cache
+def _compile_embedding() -> Callable[[EmbeddingModel, Tensor], Tensor]:
+    """Return the compiled forward pass, the same for all models of a process.
+
+    Models of one architecture and input shape share the compiled code, so only the first trial of
+    a process waits for it.
+    """
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_VARIANTS
+    return torch.compile(EmbeddingModel._embed, fullgraph=True, dynamic=False)
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from trainables.data.cache.rows import FillFunction
 from trainables.data.dataset import Dataset, DatasetPart
 from trainables.models.backbone import TimmBackbone
 from trainables.models.embedding import POOLING_MODES, on_device, pool_features
+from trainables.utils.device import describe_device
+from trainables.utils.precision import Precision, autocast_model
 from trainables.utils.suggestions import unknown_name_error
 
 FEATURES_VERSION = 2  # increase when features of the same images and weights change
@@ -29,6 +31,7 @@ def compute_features(
     pooling: str,
     cache_dir: Path,
     device: torch.device,
+    precision: Precision = "fp32",
     batch_size: int = 64,
     progress: DataProgressCallback | None = None,
 ) -> Dataset:
@@ -36,8 +39,8 @@ def compute_features(
 
     Images are preprocessed as in evaluation (no augmentation). One pass computes every pooling,
     because pooling is a hyperparameter: the first trial computes the features and all others map
-    the cached result. The cache entry depends on the images, the backbone's weights and the input
-    size, so it is never stale.
+    the cached result. The cache entry depends on the images, the backbone's weights, the input
+    size, the precision and the kind of GPU, so it is never stale.
 
     Args:
         dataset: Data set of images.
@@ -45,6 +48,7 @@ def compute_features(
         pooling: Which of the computed features to return: "avg", "max" or "avg+max".
         cache_dir: Directory of the cache.
         device: Device that computes the features if this node has not cached them yet.
+        precision: Precision of the backbone.
         batch_size: Images per forward pass.
         progress: Called while features are computed.
 
@@ -63,13 +67,13 @@ def compute_features(
             rows = open_or_build_entry(
                 cache_dir,
                 name=f"features-{backbone.name}",
-                settings=_cache_settings(dataset, backbone),
+                settings=_cache_settings(dataset, backbone, device, precision),
                 specs={
                     _array_name(p): RowSpec((backbone.num_features,), "float32")
                     for p in POOLING_MODES
                 },
                 n_rows=n_train + len(dataset.test),
-                fill=_make_chunk_computation(dataset, backbone, device),
+                fill=_make_chunk_computation(dataset, backbone, device, precision),
                 chunk_rows=batch_size,
                 workers=1,  # torch uses all cores inside one call
                 progress=progress,
@@ -85,9 +89,18 @@ def compute_features(
     )
 
 
-def _cache_settings(dataset: Dataset, backbone: TimmBackbone) -> dict[str, Any]:
-    """Return everything that the features depend on."""
+def _cache_settings(
+    dataset: Dataset, backbone: TimmBackbone, device: torch.device, precision: Precision
+) -> dict[str, Any]:
+    """Return everything that the features depend on.
+
+    Strict float32 on a CPU adds nothing, so that entries of earlier versions stay valid.
+    """
+    numerics: dict[str, str] = {} if precision == "fp32" else {"precision": precision}
+    if device.type != "cpu":
+        numerics |= {"device": describe_device(device)}
     return {
+        **numerics,
         "version": FEATURES_VERSION,
         "dataset": dataset.fingerprint,
         "backbone": backbone.name,
@@ -99,7 +112,7 @@ def _cache_settings(dataset: Dataset, backbone: TimmBackbone) -> dict[str, Any]:
 
 
 def _make_chunk_computation(
-    dataset: Dataset, backbone: TimmBackbone, device: torch.device
+    dataset: Dataset, backbone: TimmBackbone, device: torch.device, precision: Precision
 ) -> FillFunction:
     """Return a function that computes a chunk of features, training part first."""
     augment = ImageTransform("none", size=backbone.image_size, mean=backbone.mean, std=backbone.std)
@@ -118,7 +131,9 @@ def _make_chunk_computation(
             items.astype(np.uint8, copy=False), np.concatenate(aspects) if aspects else None
         )
         with torch.no_grad():
-            maps = backbone(images.to(device)).float()
+            with autocast_model(precision, device):
+                maps = backbone(images.to(device))
+            maps = maps.float()
             return RowChunk(
                 {_array_name(p): pool_features(maps, p).cpu().numpy() for p in POOLING_MODES}
             )

@@ -8,12 +8,18 @@ on.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 MAX_COMPARED_ITEMS = 2000
+
+
+def concentration_step(n_items: int, *, limit: int = MAX_COMPARED_ITEMS) -> int:
+    """Return n if every n-th of the items is compared."""
+    return -(-n_items // limit)
 
 
 def similarity_concentration(
@@ -35,14 +41,28 @@ def similarity_concentration(
     Returns:
         NaN if there are no pairs of one of the two kinds.
     """
-    step = -(-len(vectors) // limit)
-    chosen, kinds = vectors[::step].astype(np.float64), np.asarray(labels)[::step]
+    step = concentration_step(len(vectors), limit=limit)
+    kinds = np.asarray(labels)[::step]
+    order = np.argsort(kinds, kind="stable")
+    chosen = vectors[::step].astype(np.float64)[order]
     lengths = np.linalg.norm(chosen, axis=1, keepdims=True)
     unit = chosen / np.maximum(lengths, np.finfo(np.float64).tiny)
-    above = np.triu_indices(len(unit), k=1)
-    similarities = (unit @ unit.T)[above]
-    same = (kinds[:, None] == kinds[None, :])[above]
-    if same.all() or not same.any():
+    starts = np.flatnonzero(np.diff(kinds[order], prepend=kinds[order][:1] - 1))
+    stops = np.append(starts[1:], len(unit))
+    similarities = unit @ unit.T
+    # Items are ordered by class, so the pairs of one class are blocks along the diagonal.
+    blocks = [similarities[a:b, a:b] for a, b in zip(starts, stops, strict=True)]
+    same = np.concatenate([block[np.triu_indices(len(block), k=1)] for block in blocks])
+    n_other = len(unit) * (len(unit) - 1) // 2 - len(same)
+    if not len(same) or not n_other:
         return float("nan")
-    spread = np.sqrt(similarities[same].var() + similarities[~same].var())
-    return float(1.0 - spread)
+    same_variance = float(same.var())
+    for block in blocks:
+        block.fill(0.0)
+    # Every pair of two classes is in the matrix twice.
+    mean = float(similarities.sum()) / (2 * n_other)
+    similarities -= mean
+    for block in blocks:
+        block.fill(0.0)
+    other_variance = float(np.vdot(similarities, similarities)) / (2 * n_other)
+    return 1.0 - math.sqrt(same_variance + other_variance)

@@ -29,6 +29,7 @@ from trainables.retrieval.neighbours import (
 )
 from trainables.retrieval.symmetric_search import is_symmetric_search_faster, search_symmetrically
 from trainables.retrieval.vectors import VectorSet, check_same_width, detach_dense, make_vector_set
+from trainables.utils.precision import strict_float32
 
 __all__ = ["NearestNeighbours", "compute_nmi", "evaluate", "find_neighbours"]
 
@@ -88,9 +89,10 @@ def evaluate(
     task = _RetrievalTask(
         queries, query_labels, items, item_labels, matches, exclude_self=exclude_self
     )
-    scores = _score_queries(task, valid[rank_slice(len(valid), world.rank, world.size)], ks)
+    with strict_float32(queries.raw.device):
+        scores = _score_queries(task, valid[rank_slice(len(valid), world.rank, world.size)], ks)
     # Gathered per query and added in one order, so the last digit does not depend on the ranks.
-    means = world.all_gather(torch.from_numpy(scores), len(valid)).numpy().mean(axis=0)
+    means = world.all_gather(scores, len(valid)).cpu().numpy().mean(axis=0)
     return {
         **{f"recall_at_{k}": float(mean) for k, mean in zip(ks, means, strict=False)},
         "r_precision": float(means[-2]),
@@ -110,23 +112,34 @@ class _RetrievalTask:
     exclude_self: bool
 
 
-def _score_queries(task: _RetrievalTask, rows: IdArray, ks: Sequence[int]) -> NDArray[np.float64]:
-    """Return, per query, whether it has a hit within each K, its R-precision and its MAP@R."""
-    queries, items, labels = task.queries, task.items, task.item_labels
+def _score_queries(task: _RetrievalTask, rows: IdArray, ks: Sequence[int]) -> Tensor:
+    """Return, per query, whether it has a hit within each K, its R-precision and its MAP@R.
+
+    The result is on the device of the items; nothing is sent from there in between, but where
+    near-ties are compared.
+    """
+    queries, items = task.queries, task.items
+    device = items.raw.device
     longest = max(int(task.matches.max()), *(k for k in ks if k <= MAX_LISTED_K), 1)
     length = min(longest, len(items) - task.exclude_self)
-    members = ClassMembers(labels)
-    scores: list[NDArray[np.float64]] = [np.empty((0, len(ks) + 2))]
+    members = ClassMembers(task.item_labels)
+    labels = torch.from_numpy(task.item_labels).to(device)
+    scores = [torch.empty((0, len(ks) + 2), dtype=torch.float64, device=device)]
     for block in _search_neighbours(task, rows, length, all_products=max(ks) > length):
-        own = task.query_labels[block.rows]
-        hits = labels[block.neighbours.indices] == own[:, None]
-        first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.iinfo(np.int64).max)
+        own = torch.from_numpy(task.query_labels[block.rows]).to(device)
+        hits = labels[block.indices] == own[:, None]
+        first = hits.to(torch.uint8).argmax(dim=1).add_(1)
+        first = first.masked_fill_(~hits.any(dim=1), torch.iinfo(torch.int64).max)
         if isinstance(block, SimilarityBlock) and max(ks) > length:
-            missed = np.flatnonzero(~hits.any(axis=1))
-            first[missed] = rank_first_hits(block, missed, own, queries, items, members)
-        precisions = _compute_precisions(hits, task.matches[block.rows])
-        scores.append(np.stack([*(first <= k for k in ks), *precisions], axis=1))
-    return np.concatenate(scores)
+            missed = np.flatnonzero(~hits.any(dim=1).cpu().numpy())
+            ranks = rank_first_hits(
+                block, missed, task.query_labels[block.rows], queries, items, members
+            )
+            first[torch.from_numpy(missed).to(device)] = torch.from_numpy(ranks).to(device)
+        matches = torch.from_numpy(task.matches[block.rows]).to(device)
+        precisions = _compute_precisions(hits, matches, int(task.matches[block.rows].max()))
+        scores.append(torch.stack([*(first <= k for k in ks), *precisions], dim=1))
+    return torch.cat(scores)
 
 
 def _search_neighbours(
@@ -165,16 +178,14 @@ def compute_nmi(
     return float(normalized_mutual_info_score(ids, clusters))
 
 
-def _compute_precisions(
-    hits: NDArray[np.bool_], matches: IdArray
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return R-precision and MAP@R of each query."""
-    hits = hits[:, : int(matches.max())]
-    places = np.arange(1, hits.shape[1] + 1)
+def _compute_precisions(hits: Tensor, matches: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Return R-precision and MAP@R of each query; `longest` is the largest of `matches`."""
+    hits = hits[:, :longest]
+    places = torch.arange(1, hits.shape[1] + 1, device=hits.device)
     relevant = hits & (places <= matches[:, None])
-    n_relevant = relevant.cumsum(axis=1)
-    precision = np.where(relevant, n_relevant / places, 0.0)
-    return n_relevant[:, -1] / matches, precision.sum(axis=1) / matches
+    n_relevant = relevant.cumsum(dim=1).double()
+    precision = (n_relevant / places).masked_fill_(~relevant, 0.0)
+    return n_relevant[:, -1] / matches, precision.sum(dim=1) / matches
 
 
 def _check_label_ids(labels: ArrayLike | Tensor, name: str) -> IdArray:

@@ -31,6 +31,7 @@ from trainables.retrieval.vectors import (
     check_same_width,
     make_vector_set,
 )
+from trainables.utils.precision import strict_float32
 
 MIN_ITEMS_PER_CANDIDATE = 16
 """Items per candidate from which faiss is at least as fast as torch on CPUs."""
@@ -49,10 +50,17 @@ class NearestNeighbours:
 
 @dataclass(frozen=True)
 class QueryNeighbours:
-    """Indices of some queries, and their exact neighbours."""
+    """Indices of some queries, and their exact neighbours on the device of the items.
+
+    Args:
+        rows: Indices of the queries.
+        indices: Their nearest items, (queries, k), nearest first.
+        cosines: The cosines with these items, float64.
+    """
 
     rows: NDArray[np.int64]
-    neighbours: NearestNeighbours
+    indices: Tensor
+    cosines: Tensor
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,10 @@ def find_neighbours(
     if not 1 <= k <= most:
         raise ValueError(f"`1 <= k <= {most}` must hold, got {k=}")
     blocks = search_in_blocks(queries, items, chosen, k, exclude_self=gallery is None)
-    parts = [block.neighbours for block in blocks]
-    return NearestNeighbours(
-        np.concatenate([p.indices for p in parts]),
-        np.concatenate([p.similarities for p in parts]),
-    )
+    with strict_float32(items.raw.device):
+        parts = [(block.indices.cpu(), block.cosines.cpu()) for block in blocks]
+    indices, cosines = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+    return NearestNeighbours(indices, cosines)
 
 
 def search_in_blocks(
@@ -130,7 +137,7 @@ def _search_with_faiss(
         found, values = order_candidates(
             queries, items, index, coarse, candidates, offsets, k, exclude_self=exclude_self
         )
-        yield QueryNeighbours(chunk, NearestNeighbours(found.numpy(), values.numpy()))
+        yield QueryNeighbours(chunk, found, values)
 
 
 def _drop_self(coarse: Tensor, candidates: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,8 +171,7 @@ def search_with_similarities(
         found, values = order_candidates(
             queries, items, index, coarse, candidates, offsets, k, exclude_self=exclude_self
         )
-        neighbours = NearestNeighbours(found.cpu().numpy(), values.cpu().numpy())
-        yield SimilarityBlock(chunk, neighbours, products, offsets)
+        yield SimilarityBlock(chunk, found, values, products, offsets)
 
 
 def _normalise_queries(queries: VectorSet, centre: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainables.retrieval import block_sizes
 from trainables.retrieval.exact_order import N_SPARE_CANDIDATES, find_near_ties, resolve_ties
-from trainables.retrieval.neighbours import NearestNeighbours, QueryNeighbours, search_in_blocks
+from trainables.retrieval.neighbours import QueryNeighbours, search_in_blocks
 from trainables.retrieval.top_columns import select_top_columns
 from trainables.retrieval.vectors import COSINE_TIE_STEP, ROWS_PER_FLOAT64_CHUNK, VectorSet
 
@@ -40,7 +40,8 @@ def is_symmetric_search_faster(items: VectorSet, n_rows: int, k: int) -> bool:
     count = min(k + N_SPARE_CANDIDATES, size - 1)
     list_bytes = size * count * (4 + 8)
     return (
-        n_rows > MIN_SHARE_OF_ROWS * size
+        items.raw.device.type == "cpu"  # its lists depend on values that a GPU would have to send
+        and n_rows > MIN_SHARE_OF_ROWS * size
         and size * dim > MIN_PRODUCTS_PER_CANDIDATE * count
         and list_bytes <= block_sizes.BLOCK_BYTES
     )
@@ -193,7 +194,6 @@ def _order_candidates(
         at = 0
         for block in search_in_blocks(items, items, rows[crowded], k, exclude_self=True):
             these = torch.from_numpy(crowded[at : at + len(block.rows)]).to(found.device)
-            found[these] = torch.from_numpy(block.neighbours.indices).to(found)
-            values[these] = torch.from_numpy(block.neighbours.similarities).to(values)
+            found[these], values[these] = block.indices, block.cosines
             at += len(block.rows)
-    return QueryNeighbours(rows, NearestNeighbours(found.cpu().numpy(), values.cpu().numpy()))
+    return QueryNeighbours(rows, found, values)

@@ -8,9 +8,10 @@ from trainables.config import TrialSpec
 from trainables.distributed.world import SingleProcessWorld, World, trial_device
 from trainables.models.embedding import on_device, pool_features
 from trainables.training.context import TrainingContext, untrained_backbone
-from trainables.training.evaluation import embed_items, score_embeddings
+from trainables.training.evaluation import embed_on_device, score_embeddings
 from trainables.training.tasks import build_fold_tasks
 from trainables.training.trial_trainer import average_metrics
+from trainables.utils.precision import Precision, autocast_model, resolve_precision
 
 
 @torch.no_grad()
@@ -27,14 +28,18 @@ def untrained_metrics(
     """
     world = world or SingleProcessWorld(trial_device(spec.resources))
     # This computes all features of a frozen backbone, which the trials need anyway.
-    data = context.prepare_data(spec.settings.pooling, world.device)
+    precision = resolve_precision(spec.settings.precision, world.device)
+    data = context.prepare_data(spec.settings.pooling, world.device, precision)
     backbone = untrained_backbone(context) if data.train.kind == "images" else None
     augment = context.build_transform("none", backbone) if backbone else None
-    model = _PooledBackbone(backbone, spec.settings.pooling)
+    model = _PooledBackbone(backbone, spec.settings.pooling, precision)
     with on_device(model, world.device):
         fold_metrics = [
             score_embeddings(
-                embed_items(model, task.evaluation, augment, world), task.evaluation, spec, world
+                embed_on_device(model, task.evaluation, augment, world),
+                task.evaluation,
+                spec,
+                world,
             )
             for task in build_fold_tasks(data, spec.split, spec.folds)
         ]
@@ -44,12 +49,15 @@ def untrained_metrics(
 class _PooledBackbone(torch.nn.Module):
     """Model without embedding layer: pooled features of unit length."""
 
-    def __init__(self, backbone: torch.nn.Module | None, pooling: str) -> None:
+    def __init__(
+        self, backbone: torch.nn.Module | None, pooling: str, precision: Precision
+    ) -> None:
         super().__init__()
-        self.backbone, self.pooling = backbone, pooling
+        self.backbone, self.pooling, self.precision = backbone, pooling, precision
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
-        features = (
-            items if self.backbone is None else pool_features(self.backbone(items), self.pooling)
-        )
-        return torch.nn.functional.normalize(features, dim=-1)
+        features = items
+        if self.backbone is not None:
+            with autocast_model(self.precision, items.device):
+                features = pool_features(self.backbone(items), self.pooling)
+        return torch.nn.functional.normalize(features.float(), dim=-1)

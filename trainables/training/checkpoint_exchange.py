@@ -19,10 +19,15 @@ import torch
 from trainables.config import TrialSpec
 from trainables.distributed.world import TRANSFER_PIECE_BYTES, World
 from trainables.training.checkpoints import local_checkpoint_file, read_checkpoint
+from trainables.utils.precision import PRECISIONS, Precision
 
 
 def load_newest_checkpoint(
-    spec: TrialSpec, world: World, warn: Callable[[str], None] = lambda text: None
+    spec: TrialSpec,
+    world: World,
+    warn: Callable[[str], None] = lambda text: None,
+    *,
+    precision: Precision | None = None,
 ) -> dict[str, Any] | None:
     """Return the newest checkpoint of the trial on any rank; None if no rank has one.
 
@@ -33,13 +38,15 @@ def load_newest_checkpoint(
         spec: The trial.
         world: The ranks of the trial.
         warn: Called with a message if a checkpoint is damaged, which is then ignored.
+        precision: Precision in which the training continues; None accepts any.
 
     Raises:
         OSError: If S3 or the disk does not respond, so that it is unknown whether one exists.
     """
+    keys = [spec.training_key(p) for p in (PRECISIONS if precision is None else [precision])]
     with local_checkpoint_file(spec.checkpoint_dir, spec.trial) as path:
         payload = None if path is None else _read_or_warn(path, warn)
-        if payload is not None and payload.get("training") != spec.training_key():
+        if payload is not None and payload.get("training") not in keys:
             payload = None
         epoch = -1 if payload is None else int(payload["epoch"])
         epochs = _all_gather_int(world, epoch)

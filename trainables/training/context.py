@@ -21,6 +21,7 @@ from trainables.data.registry import load_dataset
 from trainables.data.s3_download import download_once
 from trainables.models.backbone import BNFreeze, TimmBackbone, build_backbone
 from trainables.models.frozen_features import compute_features, weights_fingerprint
+from trainables.utils.precision import Precision
 from trainables.utils.s3 import is_s3_uri
 
 INPUT_CROP_FRACTION = 224 / 256
@@ -48,7 +49,7 @@ class TrainingContext:
     cache_dir: Path
     progress: DataProgressCallback | None = None
     item_store: DeviceItemStore = field(default_factory=DeviceItemStore, compare=False)
-    _features: dict[str, Dataset] = field(default_factory=dict, compare=False)
+    _features: dict[tuple[str, Precision], Dataset] = field(default_factory=dict, compare=False)
 
     @property
     def trains_backbone(self) -> bool:
@@ -75,7 +76,9 @@ class TrainingContext:
             notes.append(f"weights: {self.prototype.weight_report}")
         return tuple(notes)
 
-    def prepare_data(self, pooling: str, device: torch.device) -> Dataset:
+    def prepare_data(
+        self, pooling: str, device: torch.device, precision: Precision = "fp32"
+    ) -> Dataset:
         """Return the data set that trials train on: images, or features of a frozen backbone.
 
         The first trial of a node that needs the features of a frozen backbone computes them on its
@@ -84,16 +87,18 @@ class TrainingContext:
         if self.dataset.train.kind == "features" or self.trains_backbone:
             return self.dataset
         assert self.prototype is not None
-        if pooling not in self._features:  # opened once, so that later trials share device memory
-            self._features[pooling] = compute_features(
+        key = (pooling, precision)
+        if key not in self._features:  # opened once, so that later trials share device memory
+            self._features[key] = compute_features(
                 self.dataset,
                 self.prototype,
                 pooling=pooling,
                 cache_dir=self.cache_dir,
                 device=device,
+                precision=precision,
                 progress=self.progress,
             )
-        return self._features[pooling]
+        return self._features[key]
 
     def make_feed(
         self, part: DatasetPart, transform: ImageTransform | None, device: torch.device

@@ -12,23 +12,34 @@ from trainables.data.augment import ImageTransform
 from trainables.data.dataset import DatasetPart
 from trainables.data.feed import BatchFeed, HostFeed, StagedFeed
 from trainables.distributed.world import SingleProcessWorld, World, rank_slice
-from trainables.retrieval.concentration import similarity_concentration
+from trainables.retrieval.concentration import concentration_step, similarity_concentration
 from trainables.retrieval.metrics import compute_nmi, evaluate
 from trainables.training.errors import DivergedError
 
 EVALUATION_BATCH_SIZE = 512
 
 
-@torch.no_grad()
 def embed_items(
+    model: nn.Module,
+    part: DatasetPart,
+    augment: ImageTransform | None,
+    world: World | None = None,
+) -> NDArray[np.float32]:
+    """Return the model's embeddings of all items of a part, on every rank."""
+    array: NDArray[np.float32] = embed_on_device(model, part, augment, world).cpu().numpy()
+    return array
+
+
+@torch.no_grad()
+def embed_on_device(
     model: nn.Module,
     part: DatasetPart,
     augment: ImageTransform | None,
     world: World | None = None,
     *,
     feed: BatchFeed | None = None,
-) -> NDArray[np.float32]:
-    """Return the model's embeddings of all items of a part, on every rank.
+) -> Tensor:
+    """Return the model's embeddings of all items of a part, float32, on the device of each rank.
 
     Each rank embeds complete batches, so the result is bitwise equal to that of a single process.
 
@@ -52,31 +63,26 @@ def embed_items(
     own = batches[rank_slice(len(batches), world.rank, world.size)]
     first = next(iter(model.parameters()), torch.empty(0))
     pieces = [
-        model(inputs.to(world.device, first.dtype)).float().cpu()
+        model(inputs.to(world.device, first.dtype)).float()
         for inputs in feed.iter_evaluation_inputs(own)
     ]
     if world.size == 1:
-        return _to_numpy(torch.cat(pieces))
-    return _to_numpy(_gather_embeddings(world, pieces, len(part), len(batches)))
+        return torch.cat(pieces)
+    return _gather_embeddings(world, pieces, len(part), len(batches))
 
 
 def _gather_embeddings(world: World, pieces: list[Tensor], total: int, n_batches: int) -> Tensor:
     """Gather the embeddings of all ranks' batches; the last batch may be smaller."""
     width = torch.tensor([float(max((p.shape[1] for p in pieces), default=0))])
     world.all_reduce_max_(width)
-    padded = torch.zeros(len(pieces), EVALUATION_BATCH_SIZE, int(width))
+    padded = torch.zeros(len(pieces), EVALUATION_BATCH_SIZE, int(width), device=world.device)
     for i, piece in enumerate(pieces):
         padded[i, : len(piece)] = piece
     return world.all_gather(padded, n_batches).flatten(0, 1)[:total]
 
 
-def _to_numpy(vectors: Tensor) -> NDArray[np.float32]:
-    array: NDArray[np.float32] = vectors.numpy()
-    return array
-
-
 def score_embeddings(
-    vectors: NDArray[np.float32],
+    vectors: Tensor | NDArray[np.float32],
     part: DatasetPart,
     spec: TrialSpec,
     world: World | None = None,
@@ -86,7 +92,7 @@ def score_embeddings(
     Every item is a query against all others, unless the part separates queries from the gallery.
 
     Args:
-        vectors: Embeddings of all items of the part.
+        vectors: Embeddings of all items of the part, on any device.
         part: The part, with its labels.
         spec: The trial, whose `recall_at` and `nmi` are used.
         world: The ranks that share the work; None for a single process.
@@ -94,20 +100,36 @@ def score_embeddings(
     Raises:
         DivergedError: If an embedding is NaN or infinite.
     """
-    if not np.isfinite(vectors).all():
+    vectors = torch.as_tensor(vectors)
+    if not bool(torch.isfinite(vectors).all()):
         raise DivergedError("training diverged: some embeddings are NaN or infinite")
-    extra_metrics = {"similarity_concentration": similarity_concentration(vectors, part.labels)}
-    if spec.nmi:
-        extra_metrics["nmi"] = compute_nmi(vectors, part.labels)
     if part.is_query is None:
-        return {**evaluate(vectors, part.labels, ks=spec.recall_at, world=world), **extra_metrics}
-    query = part.is_query
-    metrics = evaluate(
-        vectors[query],
-        part.labels[query],
-        ks=spec.recall_at,
-        gallery=vectors[~query],
-        gallery_labels=part.labels[~query],
-        world=world,
-    )
-    return {**metrics, **extra_metrics}
+        metrics = evaluate(vectors, part.labels, ks=spec.recall_at, world=world)
+    else:
+        query = torch.from_numpy(part.is_query).to(vectors.device)
+        metrics = evaluate(
+            vectors[query],
+            part.labels[part.is_query],
+            ks=spec.recall_at,
+            gallery=vectors[~query],
+            gallery_labels=part.labels[~part.is_query],
+            world=world,
+        )
+    return {**metrics, **_score_on_host(vectors, part, spec, world)}
+
+
+def _score_on_host(
+    vectors: Tensor, part: DatasetPart, spec: TrialSpec, world: World | None
+) -> dict[str, float]:
+    """Return the metrics that are computed on the CPU, by the first rank alone."""
+    names = ["similarity_concentration", *(["nmi"] if spec.nmi else [])]
+    values = torch.zeros(len(names), dtype=torch.float64)
+    if world is None or world.rank == 0:
+        # Only as many items as are compared are sent from the device.
+        step = concentration_step(len(vectors))
+        values[0] = similarity_concentration(vectors[::step].cpu().numpy(), part.labels[::step])
+        if spec.nmi:
+            values[1] = compute_nmi(vectors, part.labels)
+    if world is not None:
+        world.broadcast_(values)
+    return dict(zip(names, values.tolist(), strict=True))

@@ -32,8 +32,14 @@ from trainables.losses import (
 )
 from trainables.models.embedding import EmbeddingModel
 from trainables.training.context import TrainingContext
-from trainables.training.evaluation import embed_items, score_embeddings
+from trainables.training.evaluation import embed_on_device, score_embeddings
 from trainables.training.loss_monitor import LossMonitor
+from trainables.training.micro_batches import (
+    MemoryPlan,
+    RandomState,
+    backpropagate_chunks,
+    embed_without_graph,
+)
 from trainables.training.optimizer import (
     MovementCheck,
     build_optimizer,
@@ -43,7 +49,8 @@ from trainables.training.optimizer import (
 from trainables.training.sharded_state import ShardedState
 from trainables.training.tasks import FoldTask
 from trainables.training.usage import sampling_steps
-from trainables.utils.device import synchronise_device
+from trainables.utils.device import empty_device_cache, synchronise_device
+from trainables.utils.precision import resolve_precision, strict_float32
 from trainables.utils.seeding import derive_seed
 
 
@@ -71,7 +78,10 @@ class ModelReplica:
     ) -> None:
         self._settings, self.task, self.world = spec.settings, task, world
         self._spec = spec
+        self.memory_notes: list[str] = []
+        """Measures taken after the device ran out of memory."""
         self._stream_seed = derive_seed(seed, "fold", fold)
+        self._precision = resolve_precision(spec.settings.precision, world.device)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
         self.model, self.augment = self._build_model(context)
         self._feed = context.make_feed(task.train, self.augment, world.device)
@@ -82,6 +92,7 @@ class ModelReplica:
             self.loss, self.optimizer, sharded_parameters(self.loss), world
         )
         self._broadcast_initial_weights()
+        self._memory = self._plan_memory()
 
     def train_epoch(
         self, epoch: int, sample_usage: Callable[[], None] = lambda: None
@@ -142,7 +153,9 @@ class ModelReplica:
     def compute_metrics(self) -> dict[str, float]:
         """Return retrieval metrics on the classes that are not trained on."""
         feed = self._evaluation_feed
-        vectors = embed_items(self.model, self.task.evaluation, self.augment, self.world, feed=feed)
+        vectors = embed_on_device(
+            self.model, self.task.evaluation, self.augment, self.world, feed=feed
+        )
         return score_embeddings(vectors, self.task.evaluation, self._spec, self.world)
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,16 +197,68 @@ class ModelReplica:
         yield from zip(self._feed.iter_training_inputs(draws), batch_labels, strict=True)
 
     def _backpropagate(self, inputs: Tensor, labels: Tensor, monitor: LossMonitor) -> None:
-        """Store the gradients of a global batch in the parameters."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Store the gradients of a global batch in the parameters.
+
+        A single process that runs out of memory repeats the step with less memory. Ranks cannot:
+        the others would wait in an exchange.
+        """
         inputs = inputs.to(self.model.head.weight)
-        raw = uses_raw_embeddings(self._spec.loss)
-        embedded = self.model.compute_raw_embeddings(inputs) if raw else self.model(inputs)
-        vectors = gather_rows(self.world, embedded, len(labels))
-        value: Tensor = self.loss(vectors, labels)
-        monitor.add_step(value.detach(), vectors.detach())
-        value.backward()  # type: ignore[no-untyped-call]
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            try:
+                value, vectors = self._compute_step_gradients(inputs, labels)
+                break
+            except torch.OutOfMemoryError:
+                if self.world.size > 1 or not self._reduce_memory():
+                    raise
+        monitor.add_step(value, vectors)
         self._exchange_gradients()
+
+    def _compute_step_gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the gradients of a global batch to the parameters; return its loss and embeddings."""
+        chunks, embed = self._memory.split(inputs), self._embed
+        states: list[RandomState] = []
+        if len(chunks) == 1:
+            embedded = embed(inputs)
+        else:
+            embedded, states = embed_without_graph(embed, chunks, self.model)
+        own = embedded.detach().requires_grad_()
+        # The backward pass of the loss is separate from the network's, because it is in float32.
+        with strict_float32(self.world.device):
+            vectors = gather_rows(self.world, own, len(labels))
+            value: Tensor = self.loss(vectors, labels)
+            value.backward()  # type: ignore[no-untyped-call]
+        gradient = torch.zeros_like(own) if own.grad is None else own.grad
+        with self._memory.running_statistics():
+            if len(chunks) == 1:
+                embedded.backward(gradient)  # type: ignore[no-untyped-call]
+            else:
+                backpropagate_chunks(embed, chunks, states, gradient)
+        return value.detach(), vectors.detach()
+
+    def _embed(self, inputs: Tensor) -> Tensor:
+        if uses_raw_embeddings(self._spec.loss):
+            return self.model.compute_raw_embeddings(inputs)
+        embedded: Tensor = self.model(inputs)
+        return embedded
+
+    def _plan_memory(self) -> MemoryPlan:
+        plan = MemoryPlan(self.model, self._settings, self.world.size)
+        wanted = bool(self._spec.resources.get("checkpoint_activations"))
+        if wanted and not plan.checkpoint_activations():
+            raise ValueError(
+                "resources.checkpoint_activations: the backbone does not support activation "
+                "checkpointing; set it to false"
+            )
+        return plan
+
+    def _reduce_memory(self) -> bool:
+        """Reduce the memory of a step after an out-of-memory error; return whether it could be."""
+        measure = self._memory.reduce()
+        if measure:
+            self.memory_notes.append(measure)
+            empty_device_cache(self.world.device)
+        return bool(measure)
 
     def _build_model(
         self, context: TrainingContext
@@ -206,7 +271,8 @@ class ModelReplica:
         width = backbone.num_features if backbone else self.task.train.items.shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self._stream_seed, "head"))
-            model = EmbeddingModel(backbone, int(width), settings)
+            model = EmbeddingModel(backbone, int(width), settings, self._precision)
+        model.is_compiled = bool(self._spec.resources.get("compile"))
         synchronise_batch_norm(model, self.world)
         return model.to(self.world.device), augment
 

@@ -17,6 +17,7 @@ from trainables.training.checkpoint_exchange import load_newest_checkpoint
 from trainables.training.context import TrainingContext
 from trainables.training.evaluation import embed_items
 from trainables.training.tasks import build_fold_tasks
+from trainables.utils.precision import resolve_precision
 
 
 def load_network_weights(spec: TrialSpec) -> Mapping[str, Any] | None:
@@ -50,7 +51,9 @@ def embed_validation_items(
     """Return embeddings of the first fold's validation items by the network with these weights."""
     world = SingleProcessWorld(trial_device(spec.resources))
     network = restore_network(spec, context, weights)
-    data = context.prepare_data(spec.settings.pooling, world.device)
+    precision = resolve_precision(spec.settings.precision, world.device)
+    network.precision = precision
+    data = context.prepare_data(spec.settings.pooling, world.device, precision)
     part = build_fold_tasks(data, "validation", spec.folds)[0].evaluation
     backbone = network.backbone
     augment = None

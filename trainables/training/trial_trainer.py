@@ -19,6 +19,8 @@ from trainables.training.replica import ModelReplica
 from trainables.training.sharded_saving import find_sharded_tensors
 from trainables.training.tasks import build_fold_tasks
 from trainables.training.usage import UsageMonitor, reduce_usage
+from trainables.utils.device import configure_device, describe_device
+from trainables.utils.precision import resolve_precision
 
 
 class TrialTrainer:
@@ -42,7 +44,9 @@ class TrialTrainer:
         self._elapsed_seconds = 0.0
         self._usage = UsageMonitor()
         self._world = world = world or SingleProcessWorld(trial_device(spec.resources))
-        data = context.prepare_data(spec.settings.pooling, world.device)
+        self._precision = resolve_precision(spec.settings.precision, world.device)
+        configure_device(world.device, self._precision, spec.resources)
+        data = context.prepare_data(spec.settings.pooling, world.device, self._precision)
         tasks = build_fold_tasks(data, spec.split, spec.folds)
         self._replicas_by_seed = [
             [
@@ -97,6 +101,18 @@ class TrialTrainer:
         """Type of the device that this process uses: `cuda` or `cpu`."""
         return self._world.device.type
 
+    def describe_environment(self) -> dict[str, str]:
+        """Return the precision, the name of the GPU if there is one, and the version of torch."""
+        gpu = describe_device(self._world.device) if self.device == "cuda" else ""
+        return {"precision": self._precision, "gpu": gpu, "torch_version": torch.__version__}
+
+    def pop_memory_notes(self) -> list[str]:
+        """Return the measures taken after an out-of-memory error since the last call."""
+        notes = list(dict.fromkeys(n for r in self.replicas for n in r.memory_notes))
+        for replica in self.replicas:
+            replica.memory_notes.clear()
+        return [f"the GPU ran out of memory; the trial continues with {note}" for note in notes]
+
     @property
     def is_done(self) -> bool:
         """Whether all epochs are trained."""
@@ -111,7 +127,7 @@ class TrialTrainer:
         if not self._spec.checkpoint_dir:
             return
         payload = {
-            "training": self._spec.training_key(),
+            "training": self._spec.training_key(self._precision),
             "epoch": self.epoch,
             "last_result": self.last_result,
             "replicas": [r.state_dict() for r in self.replicas],
@@ -138,7 +154,7 @@ class TrialTrainer:
         """
         if not self._spec.checkpoint_dir:
             return False
-        payload = load_newest_checkpoint(self._spec, self._world, warn)
+        payload = load_newest_checkpoint(self._spec, self._world, warn, precision=self._precision)
         if payload is None:
             return False
         for replica, state in zip(self.replicas, payload["replicas"], strict=True):

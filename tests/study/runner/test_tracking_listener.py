@@ -73,7 +73,7 @@ class Session:
         # A trial that continues from its checkpoint repeats the last report.
         for epoch in range(max(self.ledger.epochs_done(job.trial), 1), upto + 1):
             metrics = self._metrics(job, epoch)
-            self._listener.on_epoch_end(job, epoch, metrics, "n")
+            self._listener.on_epoch_end(job, epoch, metrics, {"host": "n"})
             self.ledger.report_score(job.trial, epoch, metrics["map_at_r"])
 
     def _end(self, job: Job, outcome: TrialOutcome, metrics: dict[str, float]) -> None:

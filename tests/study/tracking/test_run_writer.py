@@ -187,13 +187,15 @@ def test_a_running_trial_shows_its_host(
     for number, host in ((1, "node-3"), (2, "")):
         record = tracked_study.make_record("circle", number)
         tracker.start_trial(record)
-        tracker.log_epoch(record.job.trial, 1, {"map_at_r": 0.1}, timestamp=1.8e9, host=host)
+        tracker.log_epoch(
+            record.job.trial, 1, {"map_at_r": 0.1}, timestamp=1.8e9, tags={"host": host}
+        )
     assert tracker.flush(60.0)
     assert read_table(default_tracking_uri(study_dir), "groceries").trials["host"].tolist() == [
         "node-3",
         "",
     ]
-    tracker.log_epoch("circle-0001", 2, {"map_at_r": 0.1}, timestamp=1.8e9, host="node-4")
+    tracker.log_epoch("circle-0001", 2, {"map_at_r": 0.1}, timestamp=1.8e9, tags={"host": "node-4"})
     assert tracker.flush(60.0)
     assert read_table(default_tracking_uri(study_dir), "groceries").trials["host"].tolist() == [
         "node-4",

@@ -96,6 +96,9 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_the_helpers(tmp_path: Path) -> None:
     code = (
+        "import signal\n"
+        # A process in the background of a shell ignores interrupts, and its children inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from study.utils.parallel import parallel_map\n"
         "from tests.support.parallel_functions import announce_and_sleep\n"
         f"parallel_map(announce_and_sleep, [{str(tmp_path)!r}] * 4, helpers=1)\n"

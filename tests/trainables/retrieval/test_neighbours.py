@@ -22,11 +22,8 @@ from trainables.retrieval.vectors import make_vector_set
 
 
 def join(blocks: Any) -> NearestNeighbours:
-    parts = [block.neighbours for block in blocks]
-    return NearestNeighbours(
-        np.concatenate([part.indices for part in parts]),
-        np.concatenate([part.similarities for part in parts]),
-    )
+    parts = [(block.indices, block.cosines) for block in blocks]
+    return NearestNeighbours(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 @pytest.mark.parametrize("exclude_self", [True, False])

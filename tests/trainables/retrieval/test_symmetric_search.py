@@ -34,10 +34,10 @@ def test_finds_what_the_search_over_all_products_finds(
     monkeypatch.setattr(symmetric_search, "STRIP_COLUMNS", 50)
     half = list(symmetric_search.search_symmetrically(given, rows, 9))
     assert np.array_equal(np.concatenate([part.rows for part in half]), rows)
-    found = np.concatenate([part.neighbours.indices for part in half])
-    assert np.array_equal(found, np.concatenate([part.neighbours.indices for part in full]))
-    similarities = np.concatenate([part.neighbours.similarities for part in half])
-    expected = np.concatenate([part.neighbours.similarities for part in full])
+    found = np.concatenate([part.indices for part in half])
+    assert np.array_equal(found, np.concatenate([part.indices for part in full]))
+    similarities = np.concatenate([part.cosines for part in half])
+    expected = np.concatenate([part.cosines for part in full])
     assert np.allclose(similarities, expected, atol=1e-6)
 
 
@@ -69,7 +69,7 @@ def test_items_that_all_enter_every_list_are_found(
     monkeypatch.setattr(block_sizes, "BLOCK_BYTES", 4 * len(x) * 100)
     rows = np.arange(len(x))
     half = np.concatenate(
-        [p.neighbours.indices for p in symmetric_search.search_symmetrically(given, rows, 5)]
+        [p.indices for p in symmetric_search.search_symmetrically(given, rows, 5)]
     )
     assert np.array_equal(half, neighbours.find_neighbours(x, k=5).indices)
 

@@ -36,7 +36,7 @@ def test_features_and_the_baseline_are_computed_on_the_trials_device(
 
     monkeypatch.setattr("trainables.distributed.world.default_device", lambda: gpu)
     monkeypatch.setattr("trainables.training.context.compute_features", record_features)
-    monkeypatch.setattr("trainables.training.baseline.embed_items", record_embedding)
+    monkeypatch.setattr("trainables.training.baseline.embed_on_device", record_embedding)
     for gpus, expected in ((1, gpu), (0.25, gpu), (0, cpu)):
         spec = make_spec("triplet", resources={"gpus_per_trial": gpus})
         devices.clear()

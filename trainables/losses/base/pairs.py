@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainables.losses.kernels.blocks import disable_autocast, unit_rows, widest_dtype
+from trainables.losses.kernels.blocks import unit_rows, widest_dtype
 from trainables.losses.kernels.own_entries import can_read_values
+from trainables.utils.precision import strict_float32
 
 
 class PairMasks(NamedTuple):
@@ -38,8 +39,7 @@ def pairwise_cosines(embeddings: Tensor) -> Tensor:
 
 
 def _gram_matrix(x: Tensor) -> Tensor:
-    # Under autocast the product would be in half precision.
-    with disable_autocast(x):
+    with strict_float32(x.device):
         return x @ x.T
 
 
@@ -56,7 +56,7 @@ def pairwise_distances(embeddings: Tensor) -> Tensor:
     """
     x = normalise_embeddings(embeddings)
     if not can_read_values(x):
-        with disable_autocast(x):
+        with strict_float32(x.device):
             distances: Tensor = _DistancesFunction.apply(x)  # type: ignore[no-untyped-call]
         return distances
     squared = 2.0 - 2.0 * _gram_matrix(x)
@@ -67,7 +67,7 @@ def pairwise_distances(embeddings: Tensor) -> Tensor:
     if not len(rows):
         return far
     # cdist sums differences as it computes them; stored, they would be (pairs, dim) numbers.
-    with disable_autocast(x):
+    with strict_float32(x.device):
         near = torch.cdist(x[rows], x, compute_mode="donot_use_mm_for_euclid_dist")
     return far.index_add(0, rows, near * close[rows])
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from trainables.losses.base.device_draws import HostPairDraws, PairDrawPool
 from trainables.losses.kernels.blocks import (
     ProxySegment,
-    disable_autocast,
     inverse_norms,
     unit_rows,
     widest_dtype,
 )
 from trainables.losses.kernels.mixture import EmbeddingBatch, InterpolatedSamples
 from trainables.losses.kernels.own_entries import can_read_values
+from trainables.utils.precision import strict_float32
 
 SynthesisPath = Literal["linear", "spherical"]
 SynthesisDraw = Literal["batch", "sample"]
@@ -139,7 +139,7 @@ class ProxySynthesis(nn.Module):
             weights = vectors.new_zeros(len(second), len(labels))
             weights.scatter_(1, drawn.first[:, None], drawn.place[:, None])
             weights.scatter_(1, second[:, None], drawn.rest[:, None])
-            with disable_autocast(vectors):
+            with strict_float32(vectors.device):
                 mixed = (weights @ vectors.flatten(1)).view(-1, *vectors.shape[1:])
         else:
             pairs = vectors.index_select(0, torch.cat([drawn.first, second]))

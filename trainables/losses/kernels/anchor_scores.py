@@ -24,7 +24,6 @@ from trainables.losses.kernels.blocks import (
     ProxySegment,
     ScratchBuffers,
     ShardReducer,
-    disable_autocast,
     floored_exp2_,
     inverse_norms,
     iter_blocks,
@@ -35,6 +34,7 @@ from trainables.losses.kernels.blocks import (
     write_gradient,
 )
 from trainables.losses.kernels.mixture import InterpolatedBatch, InterpolatedSamples
+from trainables.utils.precision import strict_float32
 
 # Up to this alpha * |s + delta| no exponential overflows or underflows in float32.
 _SAFE_EXPONENT = 60.0
@@ -66,7 +66,7 @@ def compute_anchor_scores(
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
     factor = None if between is None else between.factor
-    with disable_autocast(embeddings):
+    with strict_float32(embeddings.device):
         push, positive = _AnchorScoresFunction.apply(  # type: ignore[no-untyped-call]
             embeddings, between, factor, labels, options, firsts, *proxies
         )
@@ -154,7 +154,7 @@ class _AnchorScoresFunction(torch.autograd.Function):
             torch.empty_like(p) if need else None for p, need in zip(proxies, needs, strict=True)
         ]
         grad_x, grad_factor = torch.zeros_like(x), samples.new_factor_gradient()
-        with disable_autocast(x):
+        with strict_float32(x.device):
             for number, (block, p) in enumerate(iter_blocks(ctx.blocks, proxies, x.dtype)):
                 scaled, inverse_p = ctx.kept[number]
                 # The kept similarities are overwritten; a second backward computes them again.

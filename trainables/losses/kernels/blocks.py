@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -134,13 +134,6 @@ class ProxyBlock(NamedTuple):
 def widest_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the widest dtype of the tensors, at least float32: half precision is only storage."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def disable_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return a context that disables autocast on the device of the tensor."""
-    device = tensor.device.type
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 def make_blocks(

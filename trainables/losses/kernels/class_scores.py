@@ -26,7 +26,6 @@ from trainables.losses.kernels.blocks import (
     ProxySegment,
     ScratchBuffers,
     ShardReducer,
-    disable_autocast,
     inverse_norms,
     iter_blocks,
     make_blocks,
@@ -44,6 +43,7 @@ from trainables.losses.kernels.logits import ClassLogits
 from trainables.losses.kernels.mixture import InterpolatedBatch, InterpolatedSamples
 from trainables.losses.kernels.options import KernelOptions, SimilarityRule
 from trainables.losses.kernels.own_entries import can_read_values
+from trainables.utils.precision import strict_float32
 
 
 class ClassScores(NamedTuple):
@@ -98,7 +98,7 @@ def compute_class_scores(
     firsts = [segment.first for segment in segments]
     proxies = [segment.proxies for segment in segments]
     factor = None if between is None else between.factor
-    with disable_autocast(embeddings):
+    with strict_float32(embeddings.device):
         scores = _ClassScoresFunction.apply(  # type: ignore[no-untyped-call]
             embeddings, between, factor, labels, scale, options, firsts, *proxies
         )
@@ -165,7 +165,7 @@ class _ClassScoresFunction(torch.autograd.Function):
         grad_proxies = [
             torch.empty_like(p) if n else None for p, n in zip(proxies, needs[7:], strict=True)
         ]
-        with disable_autocast(x):
+        with strict_float32(x.device):
             logits, options, samples = ctx.logits, ctx.options, InterpolatedBatch(x, ctx.between)
             back = BackwardScan(
                 samples, negatives, grads, logits, options, grad_proxies, with_scale=needs[4]
