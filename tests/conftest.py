@@ -21,6 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+MARKER_BY_FIXTURE = {
+    "mlflow_server": "server",
+    "s3_server": "server",
+    "server": "server",
+    "shared_ray": "ray",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -29,8 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Files with the same `xdist_group` run on one worker, because they share an expensive set-up or
     would compete for the cores. Tests marked `split` share no set-up, so any worker may run them.
+    A test whose fixture starts Ray or a server has the marker for it.
     """
     for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in MARKER_BY_FIXTURE:
+                item.add_marker(MARKER_BY_FIXTURE[fixture])
         if item.get_closest_marker("xdist_group") is None and not _is_split(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
     items.sort(key=lambda item: (_get_group(item) != "ray", _is_split(item)))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from trainables.utils.precision import Precision, PrecisionSetting
+from trainables.utils.precision_names import Precision, PrecisionSetting
 from trainables.utils.suggestions import unknown_name_error
 
 ParamValue = bool | int | float | str

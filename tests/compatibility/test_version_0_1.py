@@ -44,6 +44,7 @@ def load_store(study_dir: StudyDirectory) -> TrialTable:
     return read_table(study_dir.tracking_uri(load_plan(study_dir.path)), study_dir.name)
 
 
+@pytest.mark.slow
 def test_the_store_returns_the_same_table(studies: Path) -> None:
     study_dir = StudyDirectory(studies / "small")
     before = pd.read_csv(study_dir.report_dir / "tables" / "trials.csv")
@@ -54,6 +55,7 @@ def test_the_store_returns_the_same_table(studies: Path) -> None:
     pd.testing.assert_frame_equal(pd.read_csv(path), before, check_dtype=False, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_report_has_the_same_tables(studies: Path) -> None:
     study_dir = StudyDirectory(studies / "small")
     written = write_report(load_store(study_dir), studies / "report", formats=())

@@ -62,6 +62,7 @@ def compute_effect(plan: Plan, name: str, values: dict[str, ParamValue]) -> tupl
     return float(result.detach()), tuple(vectors.grad.flatten().tolist()), groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "param"), CASES)
 def test_each_searched_hyperparameter_changes_the_loss_or_the_optimiser(
     name: str, param: str

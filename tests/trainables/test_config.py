@@ -11,7 +11,7 @@ import pytest
 from tests.support import rank_cases as cases
 from tests.support.trial_specs import make_spec
 from trainables.config import TrainingSettings, TrialSpec, parse_settings
-from trainables.utils.precision import PRECISIONS
+from trainables.utils.precision_names import PRECISIONS
 
 pytestmark = pytest.mark.split
 

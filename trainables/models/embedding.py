@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from trainables.config import TrainingSettings
-from trainables.utils.precision import Precision, autocast_model
+from trainables.utils.precision import autocast_model
+from trainables.utils.precision_names import Precision
 
 POOLING_MODES = ("avg", "max", "avg+max")
 MAX_COMPILED_VARIANTS = 64

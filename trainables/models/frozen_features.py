@@ -18,7 +18,8 @@ from trainables.data.dataset import Dataset, DatasetPart
 from trainables.models.backbone import TimmBackbone
 from trainables.models.embedding import POOLING_MODES, on_device, pool_features
 from trainables.utils.device import describe_device
-from trainables.utils.precision import Precision, autocast_model
+from trainables.utils.precision import autocast_model
+from trainables.utils.precision_names import Precision
 from trainables.utils.suggestions import unknown_name_error
 
 FEATURES_VERSION = 2  # increase when features of the same images and weights change

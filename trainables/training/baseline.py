@@ -11,7 +11,8 @@ from trainables.training.context import TrainingContext, untrained_backbone
 from trainables.training.evaluation import embed_on_device, score_embeddings
 from trainables.training.tasks import build_fold_tasks
 from trainables.training.trial_trainer import average_metrics
-from trainables.utils.precision import Precision, autocast_model, resolve_precision
+from trainables.utils.precision import autocast_model, resolve_precision
+from trainables.utils.precision_names import Precision
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 from trainables.config import TrialSpec
 from trainables.distributed.world import TRANSFER_PIECE_BYTES, World
 from trainables.training.checkpoints import local_checkpoint_file, read_checkpoint
-from trainables.utils.precision import PRECISIONS, Precision
+from trainables.utils.precision_names import PRECISIONS, Precision
 
 
 def load_newest_checkpoint(

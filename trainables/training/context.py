@@ -21,7 +21,7 @@ from trainables.data.registry import load_dataset
 from trainables.data.s3_download import download_once
 from trainables.models.backbone import BNFreeze, TimmBackbone, build_backbone
 from trainables.models.frozen_features import compute_features, weights_fingerprint
-from trainables.utils.precision import Precision
+from trainables.utils.precision_names import Precision
 from trainables.utils.s3 import is_s3_uri
 
 INPUT_CROP_FRACTION = 224 / 256

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from trainables.utils.precision import Precision, set_model_precision
+from trainables.utils.precision import set_model_precision
+from trainables.utils.precision_names import Precision
 
 
 def configure_device(

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
-Precision = Literal["bf16", "tf32", "fp32"]
-"""Precision of a model: autocast to bfloat16, float32 with TF32 products, or strict float32."""
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-PrecisionSetting = Literal["auto", "bf16", "tf32", "fp32"]
+from trainables.utils.precision_names import Precision, PrecisionSetting
 
 MIN_BF16_CAPABILITY = (8, 0)
 """CUDA compute capability from which bfloat16 and TF32 run on tensor cores (Ampere)."""

@@ -27,6 +27,8 @@ from tests.support.synthetic_tables import (
     make_unit_space,
 )
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = (0.3, 0.15, 0.04)
 TOLERANCE = 0.01
 SEEDS = range(8)

@@ -29,6 +29,7 @@ from tests.support.synthetic_tables import (
 pytestmark = pytest.mark.split
 
 
+@pytest.mark.slow
 def test_ranges_common_to_two_studies() -> None:
     def shifted(best: float) -> TrialTable:
         problem = SyntheticLoss(
@@ -74,6 +75,7 @@ def test_a_range_and_choices_share_the_choices_within(
     assert cross_study.intersect_ranges(undetermined)[0] == "cannot tell"
 
 
+@pytest.mark.slow
 def test_a_study_that_cannot_tell_is_not_counted(tmp_path: Path) -> None:
     def study(name: str, trials: int) -> TrialTable:
         problem = SyntheticLoss(

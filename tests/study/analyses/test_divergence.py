@@ -64,6 +64,7 @@ def test_a_collapse_is_on_the_map_even_if_nothing_diverged(demo_findings: StudyF
     assert names == {"collapsed"}
 
 
+@pytest.mark.slow
 def test_the_probability_of_a_choice_is_read_at_the_choice() -> None:
     params = make_space(
         kind=CategoricalDistribution(["a", "b", "c"]), x=FloatDistribution(0.0, 1.0)

@@ -85,6 +85,7 @@ def test_stopping_is_judged_by_what_the_search_could_see(
     assert rows["best_foretold"].iloc[0] == survives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "is_missing"), [(14, True), (40, False)])
 def test_missing_evidence_is_explained_in_the_report(
     trials: int, is_missing: bool, tmp_path: Path

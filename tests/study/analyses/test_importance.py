@@ -31,7 +31,7 @@ from tests.support.synthetic_tables import (
     make_unit_space,
 )
 
-pytestmark = pytest.mark.split
+pytestmark = [pytest.mark.split, pytest.mark.slow]
 
 
 SOBOL_ONLY = SyntheticPlan(trials=128, sobol_share=1.0, bayes=False, stop=False)

@@ -31,6 +31,7 @@ def _cliff(u: Array) -> Array:
     return np.where(u[:, 0] > 0.75, 0.1, plateau)
 
 
+@pytest.mark.slow
 def test_a_stable_range_ends_before_a_cliff() -> None:
     table = make_table(
         [SyntheticLoss(make_unit_space("a", list("abcd")), _cliff, noise=0.006)],

@@ -24,6 +24,7 @@ def _make_sweep(truth: Array, seeds: int, rng: np.random.Generator) -> sweeps.Pa
     return sweeps.ParamSweep("x", "incumbent", {}, tuple(units), units, by_seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cost", "seeds", "flat_at_most", "flat_at_least", "steep_at_most", "steep_at_least"),
     [

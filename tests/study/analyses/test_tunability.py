@@ -86,6 +86,7 @@ def test_the_path_skips_params_that_tuning_does_not_change(
     assert path["step"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_params_that_must_be_tuned_do_not_get_may_stay() -> None:
     """Few noisy trials; every published value truly costs 0.0098, more than the tolerance."""
     space = make_unit_space("a", list("xyz"), published=0.5)

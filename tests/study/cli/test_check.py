@@ -81,6 +81,7 @@ def test_a_bad_study_file_is_one_line_and_nothing_is_written(
     assert sorted(p.name for p in Path.cwd().iterdir()) == ["my.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_a_location_that_cannot_store_checkpoints_is_one_line(
     command: str, study: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.command_line import ImportedStudy, RunCommand
 
-pytestmark = pytest.mark.xdist_group("imported")
+pytestmark = [pytest.mark.xdist_group("imported"), pytest.mark.slow]
 
 
 def test_a_loss_without_claims(study: RunCommand, imported: ImportedStudy) -> None:

@@ -11,6 +11,7 @@ from tests.support.command_line import ImportedStudy, RunCommand
 pytestmark = pytest.mark.xdist_group("imported")
 
 
+@pytest.mark.slow
 def test_suggested_trials_are_printed(study: RunCommand, imported: ImportedStudy) -> None:
     root = str(imported.root)
     done = study("refine", "theirs", "--trials", "3", "--root", root)

@@ -14,6 +14,7 @@ from tests.support.command_line import ImportedStudy, RunCommand
 pytestmark = pytest.mark.xdist_group("imported")
 
 
+@pytest.mark.slow
 def test_the_report_of_an_imported_study(
     study: RunCommand, imported: ImportedStudy, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_study_in_postgresql_is_served(
     assert "s3cret" not in done.out + done.err
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -26,6 +26,8 @@ from study.errors import StudyError
 from study.runner.autoscaling import combine_demands, compute_demand, parse_possible_nodes
 from study.runner.placement import count_fitting_trials
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 REGION = "us-west-2"
 

@@ -33,6 +33,8 @@ from tests.support.cluster_files import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_password_is_on_a_command_line(
     head_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

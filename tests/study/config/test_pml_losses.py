@@ -29,6 +29,7 @@ def plan_of(folder: Path, losses: dict[str, Any]) -> Plan:
     return build_plan(parse_config(content))
 
 
+@pytest.mark.slow
 def test_ranges_of_the_study_file_are_searched_and_train(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path,

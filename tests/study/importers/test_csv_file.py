@@ -44,6 +44,7 @@ def test_csv_of_epochs_becomes_trials_with_curves(tmp_path: Path, space_file: Pa
     assert table.spaces["mine"].nuisance.keys() == {"b"}
 
 
+@pytest.mark.slow
 def test_a_report_of_an_imported_csv(tmp_path: Path) -> None:
     space = make_unit_space("mine", ["a", "b"])
     made = make_table(
@@ -148,6 +149,7 @@ def test_without_epochs_in_the_space_file_the_longest_trial_is_full(
     assert list(table.trials["state"]) == ["stopped", "finished"]
 
 
+@pytest.mark.slow
 def test_a_csv_comes_back_from_its_store(
     tmp_path: Path, space_file: Path, import_trials: ImportTrials
 ) -> None:

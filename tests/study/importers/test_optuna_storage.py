@@ -21,6 +21,8 @@ from tests.support.imported_tables import (
     write_csv,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("ranges", "step"), [([(0, 9, 3), (1, 9, 2)], 1), ([(0, 9, 3), (1, 10, 3)], 1),

@@ -95,6 +95,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
     assert space.claims[0].test == GoodValue("a", 1e-4)
 
 
+@pytest.mark.slow
 def test_a_log_takes_one_loss_and_the_protocol_of_the_space_file(
     tmp_path: Path, import_trials: ImportTrials
 ) -> None:

@@ -38,6 +38,7 @@ def test_names_that_the_store_refuses_are_errors_before_anything_is_written(
     assert not (tmp_path / "studies").exists()
 
 
+@pytest.mark.slow
 def test_an_import_that_the_store_refuses_fails_and_leaves_nothing(
     tmp_path: Path, space_file: Path, import_trials: ImportTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_metric_may_be_nested(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_tune_folder_comes_back_from_its_store(
     tmp_path: Path, import_trials: ImportTrials
 ) -> None:

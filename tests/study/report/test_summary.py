@@ -38,6 +38,7 @@ def test_headline_and_confidence_agree() -> None:
     assert "no seed of b was repeated" in confidence
 
 
+@pytest.mark.slow
 def test_the_headline_is_as_certain_as_the_paired_tests() -> None:
     n_certain = 0
     for seed, top in enumerate((0.603, 0.606, 0.609, 0.65)):

@@ -22,7 +22,7 @@ from tests.support.demo_study import (
 )
 from tests.support.synthetic_tables import SyntheticLoss, SyntheticPlan, make_table
 
-pytestmark = pytest.mark.split
+pytestmark = [pytest.mark.split, pytest.mark.slow]
 
 
 def _page(table: TrialTable, out: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from study.runner.host_checks import HostChecks
 from study.runner.preflight import open_data
 from study.runner.warning_log import WarningLogDisplay
 from tests.support.controllers import RecordingListener, open_controller
@@ -135,3 +136,19 @@ def test_a_host_with_other_weights_is_named_once(tmp_path: Path) -> None:
         assert len(display.warnings) == expected, "once, not every epoch"
         torch.save({k: v + 1 for k, v in state.items()}, tmp_path / "w.pth")
     assert "the backbone weights on gpu2 differ from the study's" in display.warnings[0]
+
+
+def test_trials_that_differ_in_precision_or_gpu_are_named_once() -> None:
+    display = RecordingDisplay()
+    checks = HostChecks(display)
+    for host, gpu, precision in (
+        ("a", "NVIDIA A100", "bf16"),
+        ("b", "NVIDIA A100", "bf16"),
+        ("c", "Tesla T4", "fp32"),
+        ("d", "Tesla T4", "fp32"),
+    ):
+        result = {"host": host, "gpu": gpu, "precision": precision}
+        checks.check_result("circle-0000", result)
+    assert len(display.warnings) == 2
+    assert "fp32 on c, bf16 before" in display.warnings[0]
+    assert "Tesla T4 on c, NVIDIA A100 before" in display.warnings[1]

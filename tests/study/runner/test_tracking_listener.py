@@ -23,6 +23,8 @@ from study.trials.job import Job, TrialOutcome
 from tests.support.running_studies import check_complete, check_consistent, write_features
 from tests.support.scheduler_simulation import closeness_score, make_plan
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {f"{p}_{k}": 1 for p in ("train", "validation", "test") for k in ("classes", "items")}
 DATA = {"name": "glyphs", "kind": "images", "fingerprint": "x", "notes": [], **COUNTS}
 EPOCHS = 3

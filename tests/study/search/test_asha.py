@@ -31,6 +31,7 @@ def test_a_trial_that_skipped_a_rung_is_judged_at_the_next_report() -> None:
     assert rungs.report_score("b", 4, 0.1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=40, unique=True), st.integers(2, 4))
 def test_the_best_continues_and_the_worst_of_many_is_stopped(
     scores: list[float], reduction: int

@@ -63,6 +63,7 @@ def test_an_extension_keeps_the_record_of_an_earlier_sampler(tmp_path: Path) -> 
     assert description["sampler/2"]["name"] == description["sampler"]["name"] == "tpe"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "crash_after"),
     [

@@ -23,6 +23,8 @@ from study.search.journal import StudyJournal
 from study.trials.job import Job, TrialOutcome
 from tests.support.scheduler_simulation import make_plan, open_scheduler
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, BUDGET, TRIALS = 27, 500, 60
 
 

@@ -18,6 +18,8 @@ from study.tracking.sqlite_store import create_store
 from study.utils.atomic_folder import replacing_folder
 from tests.support.tracked_study import OpenTracker, TrackedStudy
 
+pytestmark = pytest.mark.server
+
 
 def _runs(client: MlflowClient, study: str) -> dict[str, Run]:
     """Runs by the first word of their names."""

@@ -194,6 +194,7 @@ def test_parent_runs_deleted_while_the_study_runs_are_restored(
     assert [text.rpartition(": ")[2] for text in warnings] == ["circle", "circle, the study"]
 
 
+@pytest.mark.slow
 def test_a_deleted_experiment_and_a_permanently_deleted_study_are_restored(
     study_dir: Path, open_tracker: OpenTracker, tracked_study: TrackedStudy
 ) -> None:

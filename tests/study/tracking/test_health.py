@@ -23,6 +23,8 @@ from study.utils.tracking_uri import check_tracking_uri
 from tests.support.running_studies import create_study
 from tests.support.tracked_study import OpenTracker, TrackedStudy
 
+pytestmark = pytest.mark.server
+
 
 def test_another_study_of_the_same_name_does_not_touch_the_first(
     study_dir: Path, open_tracker: OpenTracker, tracked_study: TrackedStudy

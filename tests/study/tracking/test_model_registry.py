@@ -42,6 +42,8 @@ from trainables.models.backbone import build_backbone
 from trainables.models.embedding import EmbeddingModel, pool_features
 from trainables.training.context import TrainingContext
 
+pytestmark = pytest.mark.server
+
 MLFLOW_PAGE = Path(__file__).resolve().parents[3] / "docs" / "mlflow.md"
 SERVE = "mlflow models serve"
 

@@ -21,6 +21,8 @@ from study.tracking.sqlite_store import repair_artifact_paths
 from study.trials.table import TrialTable
 from tests.support.tracked_study import OpenTracker, TrackedStudy
 
+pytestmark = pytest.mark.server
+
 
 def _row(run_id: str, **latest: tuple[float, int]) -> RunRow:
     return RunRow(run_id, 0.0, "RUNNING", {}, {}, latest)

@@ -137,6 +137,7 @@ def test_a_study_has_a_page_in_the_ui(finished: Path) -> None:
     assert study_path(uri, "groceries") == f"/#/experiments/{experiment.experiment_id}"
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_and_name_the_nearest(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="did you mean 'groceries'"):
         read_table(default_tracking_uri(finished), "grocries")

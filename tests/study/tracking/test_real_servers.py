@@ -142,6 +142,7 @@ def guarded(mlflow_server: str, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_token_and_certificate_are_used(
     guarded: tuple[str, Path],
     tmp_path: Path,

@@ -26,6 +26,7 @@ from tests.support.tracked_study import TrackedStudy
 from trainables.config import Split
 
 
+@pytest.mark.slow
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_come_back_exactly(value: float) -> None:
     assert decode_value(encode_value(value), Float(-1e308, 1e308)) == value

@@ -18,6 +18,8 @@ from study.errors import StudyError
 from study.tracking.reader import read_table
 from study.tracking.sqlite_store import create_store, repair_artifact_paths
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_moved_study_is_found_again(finished: Path, tmp_path: Path) -> None:
     moved = tmp_path / "else where" / "groceries"

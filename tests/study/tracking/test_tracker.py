@@ -16,6 +16,8 @@ from study.errors import StudyError
 from study.tracking.tracker import Tracker
 from tests.support.tracked_study import OpenTracker, TrackedStudy, get_runs_by_name
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_spool_of_a_finished_study_is_empty(finished: Path) -> None:
     assert not list((finished / "spool").glob("*.jsonl"))

@@ -25,6 +25,8 @@ from tests.support import parallel_functions
 from tests.support.demo_study import make_demo_problems
 from tests.support.synthetic_tables import SyntheticPlan, make_table
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -45,6 +45,12 @@ class FakeTrainer:
     def is_done(self) -> bool:
         return self.epoch >= N_EPOCHS
 
+    def describe_environment(self) -> dict[str, str]:
+        return {"precision": "fp32"}
+
+    def pop_memory_notes(self) -> list[str]:
+        return []
+
     def restore_checkpoint(self, warn: Callable[[str], None]) -> bool:
         self._raise_error("restore_checkpoint")
         if self.saved_epoch < 0:

@@ -39,6 +39,7 @@ def check_sides(dataset: Dataset) -> None:
             assert not contents(task.train) & contents(task.evaluation)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

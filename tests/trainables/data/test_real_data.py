@@ -17,6 +17,7 @@ from trainables.retrieval.metrics import evaluate
 pytestmark = pytest.mark.split
 
 
+@pytest.mark.slow
 def test_cub_features_give_their_published_scores(real_data: Path, tmp_path: Path) -> None:
     path = str(real_data / "cub200_lite0.npz")
     dataset = load_dataset("arrays", cache_dir=tmp_path, path=path)
@@ -63,6 +64,7 @@ def some_photos(real_data: Path, target: Path, classes: range, per_class: int) -
     return (stored["features"][chosen] * stored["scale"]).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_real_weights_load_whole_and_see(
     lite0: TimmBackbone, real_data: Path, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_an_interrupted_download_is_continued(s3_uri: str, tmp_path: Path) -> No
     assert contents == [b"X" * 10, b"b" * 10, b"c" * 10]
 
 
+@pytest.mark.slow
 def test_processes_of_a_node_share_one_copy(s3_uri: str, tmp_path: Path) -> None:
     for i in range(40):
         put_object(f"{s3_uri}/many/{i}", os.urandom(2000))

@@ -64,6 +64,7 @@ def normalise(world: World, name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2d", "1d", "bare", "timm"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_statistics_are_those_of_the_global_batch(

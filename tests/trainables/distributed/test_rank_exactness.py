@@ -16,7 +16,7 @@ from tests.support.rank_pool import CPU, RankPool
 from trainables.distributed.world import SingleProcessWorld
 from trainables.losses import LOSSES
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
 SINGLE_PROCESS = SingleProcessWorld(CPU)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from trainables.config import TrainingSettings
+from trainables.models import embedding
 from trainables.models.embedding import EmbeddingModel, on_device, pool_features
 
 pytestmark = pytest.mark.split
@@ -61,3 +64,49 @@ def test_a_model_is_moved_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError, match="inside"):
         fail_on_device()
     assert devices == [gpu, torch.device("cpu")]
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_embeddings_of_a_bf16_model_are_float32_before_they_are_normalised(
+    layer_norm: bool,
+) -> None:
+    torch.manual_seed(0)
+    settings = TrainingSettings(embedding_dim=16, layer_norm=layer_norm)
+    model = EmbeddingModel(nn.Conv2d(1, 8, 3), 8, settings)
+    images = torch.randn(64, 1, 6, 6)
+    exact = model(images)
+    model.precision = "bf16"
+    raw, embeddings = model.compute_raw_embeddings(images), model(images)
+    assert raw.dtype == embeddings.dtype == torch.float32
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(64), rtol=1e-6, atol=1e-6)
+    cosines = (embeddings * exact).sum(dim=1)
+    assert 0.999 < float(cosines.min()) < 1.0
+    assert not torch.equal(embeddings, exact)
+
+
+def test_models_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def count_graphs(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compile_with_counter(function: Any, **options: Any) -> Any:
+        return compile_function(function, backend=count_graphs, **options)
+
+    compile_function = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_with_counter)
+    embedding._compile_embedding.cache_clear()
+    images = torch.randn(5, 1, 6, 6)
+    try:
+        for _ in range(3):  # trials of one process
+            model = EmbeddingModel(nn.Conv2d(1, 8, 3), 8, TrainingSettings(embedding_dim=4))
+            expected = model(images)
+            model.is_compiled = True
+            torch.testing.assert_close(model(images), expected)
+        assert len(graphs) == 1
+        model(torch.randn(3, 1, 6, 6))
+        assert len(graphs) == 2, "another batch size"
+    finally:
+        embedding._compile_embedding.cache_clear()
+        torch._dynamo.reset()

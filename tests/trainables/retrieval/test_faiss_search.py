@@ -66,6 +66,7 @@ print(torch.backends.cpu.get_cpu_capability(), *kernels)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [None, "Nehalem"])
 def test_faiss_is_imported_with_kernels_for_the_processor(chosen: str | None) -> None:
     """Unless the user chose the kernels; the environment stays as it was."""

@@ -209,6 +209,7 @@ def test_lists_of_few_large_classes_are_cut_into_blocks(monkeypatch: pytest.Monk
     assert min(len(rows), max(rows)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory needs Linux")
 def test_memory_does_not_grow_with_the_largest_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_sizes, "BLOCK_BYTES", 64 * 2**20)

@@ -14,6 +14,7 @@ from tests.support.trial_specs import LOSS_PARAMS, make_spec
 from trainables.config import TrainingSettings, TrialSpec
 from trainables.distributed.world import SingleProcessWorld
 from trainables.training.context import TrainingContext, open_context
+from trainables.training.evaluation import embed_on_device, score_embeddings
 from trainables.training.loss_monitor import LossMonitor
 from trainables.training.trial_trainer import TrialTrainer
 
@@ -72,6 +73,7 @@ def count_steady_step(spec: TrialSpec, context: TrainingContext) -> DeviceCounte
     return counters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "loss"), STEPS)
 def test_a_step_neither_waits_nor_uploads(
     kind: str, loss: str, contexts: dict[str, TrainingContext]
@@ -96,3 +98,22 @@ def test_scores_on_a_device_are_those_of_the_cpu(
     cpu, pretend = results
     assert pretend["loss"] == pytest.approx(cpu["loss"], rel=1e-4)
     assert pretend["map_at_r"] == pytest.approx(cpu["map_at_r"], abs=0.02)
+
+
+def test_embeddings_are_scored_where_they_are(contexts: dict[str, TrainingContext]) -> None:
+    spec = build_spec("conv4", "proxy_anchor")
+    with count_device_work() as counters:
+        replica = TrialTrainer(spec, contexts["conv4"], SingleProcessWorld(DEVICE)).replicas[0]
+        vectors = embed_on_device(
+            replica.model, replica.task.evaluation, replica.augment, replica.world
+        )
+        assert vectors.device == DEVICE
+        on_host = vectors.cpu()
+        counters.waits.clear()
+        found = score_embeddings(vectors, replica.task.evaluation, spec, replica.world)
+        downloads = sum(counters.waits.values())
+    expected = score_embeddings(on_host, replica.task.evaluation, spec)
+    assert found == expected
+    # The check for NaN, margins and ties of the search, the vectors that are compared on the CPU,
+    # and the scores: not one for each query or block.
+    assert downloads < 25, dict(counters.waits)

@@ -13,6 +13,7 @@ from tests.support.trial_specs import make_spec
 from trainables.data.dataset import DatasetPart
 from trainables.distributed.world import SingleProcessWorld
 from trainables.retrieval.metrics import compute_nmi
+from trainables.training import evaluation
 from trainables.training.baseline import untrained_metrics
 from trainables.training.context import TrainingContext
 from trainables.training.errors import DivergedError
@@ -66,3 +67,28 @@ def test_embeddings_of_several_batches_are_in_order() -> None:
     part = DatasetPart(items, np.zeros(len(items), np.int64))
     embeddings = embed_items(nn.Identity(), part, None, WORLD)
     np.testing.assert_array_equal(embeddings, items)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_computes_on_its_cpu(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StubWorld(SingleProcessWorld):
+        """One of two ranks; collectives are not exchanged."""
+
+        def broadcast_(self, values: torch.Tensor) -> None:
+            values.fill_(0.25)
+
+    def record_call(*_: object) -> float:
+        called.append("nmi")
+        return 0.5
+
+    called: list[str] = []
+    monkeypatch.setattr(evaluation, "compute_nmi", record_call)
+    world = StubWorld(torch.device("cpu"))
+    world.rank, world.size = rank, 2
+    vectors = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)).numpy()
+    part = DatasetPart(vectors, np.arange(12) // 3)
+    metrics = score_embeddings(vectors, part, replace(make_spec("triplet"), nmi=True), world)
+    assert called == ([] if rank else ["nmi"])
+    assert metrics["nmi"] == metrics["similarity_concentration"] == 0.25

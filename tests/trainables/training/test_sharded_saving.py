@@ -15,7 +15,7 @@ from trainables.distributed.world import SingleProcessWorld
 from trainables.training.checkpoints import remove_checkpoint
 from trainables.training.sharded_saving import ShardedTensor, find_sharded_tensors, save_sharded
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
 WORLD = SingleProcessWorld(CPU)
 MILLION = 1_000_000

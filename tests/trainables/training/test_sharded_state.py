@@ -34,6 +34,7 @@ def load_flat(folder: Path, loss: str) -> dict[str, Any]:
     return flatten(payload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["soft_triple+synthesis", "proxy_anchor", "margin"])
 def test_checkpoints_are_independent_of_the_number_of_ranks(
     name: str, rank_pool: RankPool, tmp_path: Path

@@ -20,6 +20,8 @@ from trainables.training.replica import ModelReplica
 from trainables.training.trial_trainer import TrialTrainer, average_metrics
 from trainables.training.usage import UsageMonitor
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("loss", LOSS_PARAMS)
 def test_a_restored_trial_continues_bit_for_bit(

@@ -18,13 +18,12 @@ from trainables.retrieval.metrics import evaluate, find_neighbours
 from trainables.training.context import open_context
 from trainables.training.trial_trainer import TrialTrainer
 from trainables.utils.precision import (
-    Precision,
-    PrecisionSetting,
     _resolve_on_gpu,
     autocast_model,
     resolve_precision,
     strict_float32,
 )
+from trainables.utils.precision_names import Precision, PrecisionSetting
 
 CPU = torch.device("cpu")
 _backends: Any = torch.backends
@@ -32,11 +31,11 @@ SWITCHES = (_backends.cuda.matmul, _backends.mkldnn.matmul)
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"}
 
 
-class ProductRecorder(TorchDispatchMode):
+class ProductRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the type and torch's precision switches at every product of matrices."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[tuple[torch.dtype, set[str]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -25,6 +25,8 @@ from tests.support.synthetic_tables import (
     make_unit_space,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("gain", "verdict"), [(0.1, "supported"), (0.01, "cannot tell"), (-0.1, "contradicted")]

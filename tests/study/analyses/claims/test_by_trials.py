@@ -23,6 +23,8 @@ from tests.support.synthetic_tables import (
     make_unit_space,
 )
 
+pytestmark = pytest.mark.slow
+
 STUDIES_BY_LEAD = {-4.0: 20, 0.0: 90, 4.0: 20}
 """Number of simulated studies for each lead of loss `a`, in units of `NOISE`."""
 NOISE = 0.005

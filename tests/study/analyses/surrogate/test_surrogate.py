@@ -28,6 +28,8 @@ from tests.support.synthetic_tables import (
     make_unit_space,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("repeats", "points"), [(2, 2), (3, 3)])
 def test_few_repeats_do_not_excuse_a_poor_model(repeats: int, points: int) -> None:

@@ -22,7 +22,7 @@ from study.report.charts.spec import (
     SpanMark,
 )
 
-pytestmark = pytest.mark.xdist_group("demo")
+pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.slow]
 
 
 def test_every_chart_is_drawn_in_every_format(demo_report: Path) -> None:

@@ -34,6 +34,7 @@ def _panel(*marks: ChartMark, x: ChartAxis | None = None) -> ChartPanel:
     return ChartPanel("", x or ChartAxis("x"), ChartAxis("y"), marks)
 
 
+@pytest.mark.slow
 def test_plots_are_valid_plotly() -> None:
     small = make_table(make_demo_problems()[1:], SyntheticPlan(trials=16))
     panels = [

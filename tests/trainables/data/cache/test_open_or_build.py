@@ -112,6 +112,7 @@ print(entry.fingerprint)
 """
 
 
+@pytest.mark.slow
 def test_several_processes_build_one_entry_and_one_is_killed_midway(tmp_path: Path) -> None:
     script, logs = tmp_path / "builder.py", [tmp_path / f"log{i}" for i in range(3)]
     script.write_text(BUILDER)

@@ -56,6 +56,7 @@ def test_deterministic_and_moved_by_every_option(tmp_path: Path) -> None:
     assert np.array_equal(larger.train.items[:12], one.train.items)
 
 
+@pytest.mark.slow
 def test_a_trained_net_beats_pixels_on_unseen_characters(glyphs: Dataset) -> None:
     test = glyphs.test
     pixels = evaluate(test.items.reshape(len(test), -1).astype(np.float32), test.labels)
