@@ -53,7 +53,7 @@ OLD_STEP_COUNTS = {
     1: {"launches": 492, "waits": 5, "uploads": 3, "exchanges": 0},
     RANKS: {"launches": 2583, "waits": 164, "uploads": 3, "exchanges": 110},
 }
-OWN_BATCH_NORM_SECONDS = {"fp32": 0.05 / 120, "bf16": 0.025 / 120}
+ELEMENTWISE_BATCH_NORM_SECONDS = {"fp32": 0.05 / 120, "bf16": 0.025 / 120}
 """Device time per image of batch norm over ranks in elementwise kernels, beyond a fused one."""
 N_BATCH_NORMS, N_OPTIMIZER_KERNELS = 53, 40
 GRADIENT_BYTES = 95e6
@@ -159,23 +159,23 @@ def add_casts(events: Sequence[Event]) -> list[Event]:
     return with_casts
 
 
-def compute_device_seconds(scenario: Scenario, *, has_own_batch_norm: bool) -> float:
+def compute_device_seconds(scenario: Scenario, *, has_elementwise_batch_norm: bool) -> float:
     """Return the time that a step's kernels last."""
     figures, precision = scenario.figures, scenario.precision
     seconds = 1 / figures.images_per_second[precision]
     if scenario.design == "new":
         seconds += figures.transform_seconds
-    if has_own_batch_norm:
+    if has_elementwise_batch_norm:
         # Memory traffic, in which an H100 is faster by about the same factor as in products.
         ratio = A100.images_per_second[precision] / figures.images_per_second[precision]
-        seconds += OWN_BATCH_NORM_SECONDS[precision] * ratio
+        seconds += ELEMENTWISE_BATCH_NORM_SECONDS[precision] * ratio
     return scenario.images * seconds
 
 
 def play_old_design(scenario: Scenario, n_steps: int = 20) -> Timing:
     """Return the timing of steps of the earlier design."""
     step = make_old_step(scenario.ranks, scenario.images)
-    seconds = compute_device_seconds(scenario, has_own_batch_norm=scenario.ranks > 1)
+    seconds = compute_device_seconds(scenario, has_elementwise_batch_norm=scenario.ranks > 1)
     return VirtualClock(spread_evenly(step, seconds), scenario.figures).play(step * n_steps)
 
 
@@ -194,7 +194,9 @@ def play_recorded_epoch(
     step, events = list(epoch.step_events), list(epoch.events)
     if scenario.precision == "bf16":
         step, events = add_casts(step), add_casts(events)
-    seconds = compute_device_seconds(scenario, has_own_batch_norm=epoch.has_own_batch_norm)
+    seconds = compute_device_seconds(
+        scenario, has_elementwise_batch_norm=epoch.has_elementwise_batch_norm
+    )
     timings = [
         VirtualClock(spread(step, seconds), scenario.figures, launch_seconds=launch_seconds).play(
             [HostWork(n_images * draw_seconds), *events]

@@ -8,7 +8,8 @@ of uploads are scaled to the size that is modelled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.benchmarks.virtual_clock import Event, Exchange, Launch, Upload, Wait
+from tests.benchmarks.virtual_clock import (
+    AwaitExchanges,
+    Event,
+    Exchange,
+    Launch,
+    Upload,
+    Wait,
+)
 from tests.support.pretend_device import (
     DeviceCounters,
+    PretendTensor,
     count_device_work,
     pin,
     register_pretend_device,
@@ -27,7 +36,6 @@ from tests.support.pretend_device import (
 from trainables.config import TrainingSettings, TrialSpec
 from trainables.data import feed
 from trainables.data.dataset import Dataset, DatasetPart
-from trainables.distributed.batch_norm import SynchronisedBatchNorm
 from trainables.distributed.world import SingleProcessWorld, World
 from trainables.training.context import TrainingContext
 from trainables.training.loss_monitor import LossMonitor
@@ -54,10 +62,10 @@ class EventRecorder(DeviceCounters):  # type: ignore[no-untyped-call]
         self._record_new_events(func._schema.name.split("::")[1])
         return result
 
-    def record_exchange(self, n_bytes: int, *, is_overlapped: bool = False) -> None:
-        """Record an exchange between ranks."""
+    def record_event(self, event: Event) -> None:
+        """Record an event that is not an operation of torch."""
         self._record_new_events("")
-        self.events.append(Exchange(n_bytes, is_overlapped))
+        self.events.append(event)
 
     def _count_totals(self) -> tuple[int, int, int, int]:
         counters = (self.launches, self.waits, self.uploads)
@@ -77,6 +85,16 @@ class EventRecorder(DeviceCounters):  # type: ignore[no-untyped-call]
             self.events.extend([Wait()] * waits)
 
 
+class RecordedExchange:
+    """An exchange that has begun; kernels after `wait` need its result."""
+
+    def wait(self) -> None:
+        """Record that the device waits for it, and not the host."""
+        recorder = DeviceCounters.active[-1]
+        if isinstance(recorder, EventRecorder):
+            recorder.record_event(AwaitExchanges())
+
+
 class RecordedWorld:
     """First of several ranks on the pretend device; the others send what this one has."""
 
@@ -87,29 +105,49 @@ class RecordedWorld:
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Record an exchange."""
-        self._record(partial)
+        _record_exchange(partial)
+
+    def all_reduce_sum_many_(self, partials: Sequence[Tensor]) -> None:
+        """Record one exchange of all tensors."""
+        _record_exchange(*partials)
+
+    def start_all_reduce_sum(self, partial: Tensor) -> RecordedExchange:
+        """Record an exchange beside which kernels may run."""
+        _record_exchange(partial, is_overlapped=True)
+        return RecordedExchange()
 
     def all_reduce_max_(self, partial: Tensor) -> None:
         """Record an exchange."""
-        self._record(partial)
+        _record_exchange(partial)
 
     def broadcast_(self, values: Tensor) -> None:
         """Record an exchange."""
-        self._record(values)
+        _record_exchange(values)
 
     def all_gather(self, rows: Tensor, total: int) -> Tensor:
         """Record an exchange and return the own rows once for every rank."""
-        self._record(rows)
+        _record_exchange(rows)
         return torch.cat([rows.detach()] * self.size)[:total]
+
+    def all_gather_many(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Record one exchange and return every tensor once for every rank, without a kernel."""
+        _record_exchange(*tensors)
+        return [
+            PretendTensor(torch.stack([tensor.host_tensor] * self.size))
+            for tensor in (tensor.detach() for tensor in tensors)
+            if isinstance(tensor, PretendTensor)
+        ]
 
     def gather_in_pieces(self, rows: Tensor, total: int) -> Iterator[Tensor]:
         """Yield the own rows once for every rank."""
         yield self.all_gather(rows, total).cpu()
 
-    def _record(self, tensor: Tensor) -> None:
-        recorder = DeviceCounters.active[-1]
-        if isinstance(recorder, EventRecorder):
-            recorder.record_exchange(tensor.nbytes)
+
+def _record_exchange(*tensors: Tensor, is_overlapped: bool = False) -> None:
+    recorder = DeviceCounters.active[-1]
+    if isinstance(recorder, EventRecorder):
+        n_bytes = sum(tensor.nbytes for tensor in tensors)
+        recorder.record_event(Exchange(n_bytes, is_overlapped))
 
 
 @dataclass(frozen=True)
@@ -121,14 +159,18 @@ class RecordedEpoch:
         step_events: Events of one training step within an epoch.
         n_steps: Number of training steps.
         ranks: World size.
-        has_own_batch_norm: Whether batch norm over ranks is computed by elementwise kernels.
     """
 
     events: tuple[Event, ...]
     step_events: tuple[Event, ...]
     n_steps: int
     ranks: int
-    has_own_batch_norm: bool
+
+    @property
+    def has_elementwise_batch_norm(self) -> bool:
+        """Whether batch norm consists of elementwise kernels instead of torch's own."""
+        kernels = {event.kernel for event in self.step_events if isinstance(event, Launch)}
+        return not any("batch_norm" in kernel for kernel in kernels)
 
     def count_step_events(self) -> dict[str, int]:
         """Return the number of launches, waits, uploads and exchanges of a step."""
@@ -153,6 +195,7 @@ def record_epoch(
     world: World = SingleProcessWorld(register_pretend_device())
     if ranks > 1:
         world = RecordedWorld(ranks)
+        _register_native_batch_norm()
     recorder = EventRecorder()
     with count_device_work(recorder), _pin_staging_buffers():
         replica = _make_replica(world, n_steps, is_staged=is_staged)
@@ -164,8 +207,7 @@ def record_epoch(
         [replace(e, n_bytes=e.n_bytes * scale) if isinstance(e, Upload) else e for e in some]
         for some in (recorder.events, step_events)
     )
-    has_own = any(isinstance(module, SynchronisedBatchNorm) for module in replica.model.modules())
-    return RecordedEpoch(tuple(events), tuple(step_events), n_steps, ranks, has_own)
+    return RecordedEpoch(tuple(events), tuple(step_events), n_steps, ranks)
 
 
 def _record_step(replica: ModelReplica, recorder: EventRecorder) -> list[Event]:
@@ -219,6 +261,13 @@ def _make_replica(world: World, n_steps: int, *, is_staged: bool) -> ModelReplic
         cache_dir="",
     )
     return ModelReplica(spec, context, FoldTask(part, part), seed=0, fold=0, world=world)
+
+
+def _register_native_batch_norm() -> None:
+    """Let torch's kernels of batch norm over ranks run on CPUs, if there are stand-ins for them."""
+    name = "tests.support.native_batch_norm"
+    if importlib.util.find_spec(name) is not None:
+        importlib.import_module(name).register_native_batch_norm()
 
 
 def _choose_precision() -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from tests.benchmarks.recorded_epoch import (
     RecordedWorld,
     record_epoch,
 )
+from tests.benchmarks.recording import RESULTS
 from tests.benchmarks.virtual_clock import (
     A100,
     H100,
@@ -184,3 +187,17 @@ def test_every_gpu_has_old_and_new_rows() -> None:
         for design in ("old, fp32", "new, bf16"):
             batch = 960 if gpu.startswith("8") else 120
             assert f"{gpu}, batch {batch}, {design}" in titles
+
+
+@pytest.mark.parametrize("page", ["benchmarks.md", "gpus.md"])
+def test_the_pages_show_the_recorded_model(page: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / page).read_text("utf-8")
+    result = json.loads((RESULTS / "gpu_model.json").read_text("utf-8"))
+    assert result["kind"] == "modelled"
+    for gpus, batch in (("A100", 120), ("H100", 120), ("8 x A100", 960), ("8 x H100", 960)):
+        (line,) = [row for row in text.splitlines() if row.startswith(f"| {gpus}, ")]
+        for design in ("old, fp32", "new, bf16"):
+            row = result["rows"][f"{gpus}, batch {batch}, {design}"]
+            assert f"{row['images_per_second']:,.0f}" in line, f"{page}: run make bench: {row}"
+            assert f"{100 * row['busy_share']:.0f} %" in line, f"{page}: run make bench: {row}"
