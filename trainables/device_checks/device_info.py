@@ -8,7 +8,7 @@ import torch
 
 
 def explain_missing_cuda() -> str:
-    """Return why there is no CUDA device; empty if there is one."""
+    """Return why torch finds no CUDA device; empty if it finds one."""
     if torch.cuda.is_available():
         return ""
     if torch.version.cuda is None:

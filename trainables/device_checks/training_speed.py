@@ -115,6 +115,9 @@ def make_random_images(case: SpeedCase) -> DatasetPart:
 
 def reset_peak_memory(device: torch.device) -> None:
     """Start to count the peak memory of a device again."""
+    if device.type == "cuda":
+        # The statistics of a device exist from then on.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     module = torch.get_device_module(device)
     if hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats(device)
