@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # if it may keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study test test-fast pytest faults lint schema bench chaos clean
+.PHONY: study test test-fast pytest faults lint schema bench gpu chaos clean
 
 study: $(INSTALLED)
 	@if [ -f studies/quickstart/plan.json ]; then \
@@ -51,6 +51,11 @@ chaos: $(INSTALLED_DEV)
 
 bench: $(INSTALLED_DEV)
 	$(BIN)/python -m tests.benchmarks
+
+# Exactness on the GPUs of this machine, then throughput and memory beside a plain PyTorch loop.
+gpu: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest tests/gpu -m gpu -n 0
+	$(BIN)/python -m tests.gpu
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -31,7 +31,12 @@ _MIN_FREE_DISK_GIB = 2
 
 
 @click.command(help="Check that this machine can run studies, and print what to fix.")
-def doctor_command() -> int:
+@click.option(
+    "--gpu",
+    is_flag=True,
+    help="Also compare the GPUs with the CPU and measure their training speed (a few minutes).",
+)
+def doctor_command(gpu: bool) -> int:
     """Check versions, imports, CPUs, GPUs, disk and cache; the exit code is 1 if a check fails."""
     problems: list[str] = []
     click.echo(f"python      {platform.python_version()} on {platform.platform()}")
@@ -46,6 +51,10 @@ def doctor_command() -> int:
         problems.append(f"less than {_MIN_FREE_DISK_GIB} GiB of disk space is free here")
     if uri := os.environ.get(TRACKING_VARIABLE):
         click.echo(f"tracking    {_check_tracking_store(uri, problems)}")
+    if gpu:
+        from study.runner.device_check import check_gpus
+
+        problems += check_gpus(click.echo)
     for problem in problems:
         click.echo(f"problem: {problem}", err=True)
     click.echo(count_noun(len(problems), "problem") if problems else "ready")

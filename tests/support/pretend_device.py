@@ -328,11 +328,11 @@ class _ConstructorMode(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def count_device_work() -> Iterator[DeviceCounters]:
-    """Count the work that the host asks of the pretend device."""
+def count_device_work(counters: DeviceCounters | None = None) -> Iterator[DeviceCounters]:
+    """Count the work that the host asks of the pretend device, in new or in given counters."""
     register_pretend_device()
-    with _ConstructorMode(), DeviceCounters() as counters:
-        yield counters
+    with _ConstructorMode(), counters or DeviceCounters() as active:
+        yield active
 
 
 _PINNED_POINTERS: set[int] = set()

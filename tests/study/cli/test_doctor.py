@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,3 +65,19 @@ def test_a_full_disk_is_a_problem(study: RunCommand, monkeypatch: pytest.MonkeyP
     done = study("doctor")
     assert done.code == 1
     assert "2 GiB" in done.err
+
+
+@pytest.mark.usefixtures("quick_checks")
+def test_gpus_are_checked_on_request_only(
+    study: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(echo: Callable[[str], None]) -> list[str]:
+        echo("training    resnet50")
+        return ["cuda:1 cannot train"]
+
+    monkeypatch.setattr("study.runner.device_check.check_gpus", check)
+    assert "training" not in study("doctor").out
+    done = study("doctor", "--gpu")
+    assert done.code == 1
+    assert "training    resnet50" in done.out
+    assert done.err == "problem: cuda:1 cannot train\n"
