@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,6 @@ def _make_replica(world: World, n_steps: int, *, is_staged: bool) -> ModelReplic
             batch_size=BATCH_SIZE,
             images_per_class=IMAGES_PER_CLASS,
             augment="papers",
-            **_choose_precision(),
         ),
         seed=0,
         dataset={},
@@ -268,9 +267,3 @@ def _register_native_batch_norm() -> None:
     name = "tests.support.native_batch_norm"
     if importlib.util.find_spec(name) is not None:
         importlib.import_module(name).register_native_batch_norm()
-
-
-def _choose_precision() -> dict[str, Any]:
-    """Return the setting for bfloat16 where training has one."""
-    names = {field.name for field in fields(TrainingSettings)}
-    return {"precision": "bf16"} if "precision" in names else {}

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from tests.gpu.plain_loop import (
     measure_plain_loop,
     measure_plain_ranks,
 )
-from trainables.config import TrainingSettings
 from trainables.device_checks.rank_processes import RankProcessError, run_on_ranks
 from trainables.device_checks.training_speed import (
     SpeedCase,
@@ -44,10 +43,8 @@ class NamedMeasurement:
 
 
 def list_own_settings() -> dict[str, dict[str, Any]]:
-    """Return training settings by precision, or the only ones if it cannot be set."""
-    if any(field.name == "precision" for field in fields(TrainingSettings)):
-        return {name: {"precision": name} for name in ("bf16", "fp32")}
-    return {"fp32": {}}
+    """Return training settings by precision."""
+    return {name: {"precision": name} for name in ("bf16", "fp32")}
 
 
 def list_measurements(

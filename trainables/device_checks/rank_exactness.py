@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def _make_replica(world: World, case: RankCase) -> ModelReplica:
         loss=case.loss,
         loss_knobs=case.params,
         settings=TrainingSettings(
-            batch_size=BATCH_SIZE, embedding_dim=8, augment="papers", **strict_settings()
+            batch_size=BATCH_SIZE, embedding_dim=8, augment="papers", precision="fp32"
         ),
         seed=1,
         dataset={},
@@ -121,9 +121,3 @@ def _make_replica(world: World, case: RankCase) -> ModelReplica:
     replica.model.double().train()
     replica.loss.double()
     return replica
-
-
-def strict_settings() -> dict[str, Any]:
-    """Return the training setting without autocast, if training has one."""
-    is_known = any(field.name == "precision" for field in fields(TrainingSettings))
-    return {"precision": "fp32"} if is_known else {}
