@@ -56,12 +56,13 @@ class GradientBuckets:
         self._bucket_of: dict[int, _Bucket] = {}
         self._arrived: list[int] = []
         self._n_started = 0
-        self._is_accumulating = False
+        self._is_accumulating = self._is_in_step = False
 
     def start(self) -> None:
         """Begin a step; an earlier one that failed is forgotten."""
         self._follow_trainable_parameters()
-        self._arrived, self._n_started, self._is_accumulating = [], 0, False
+        self._arrived, self._n_started = [], 0
+        self._is_accumulating, self._is_in_step = False, True
         for bucket in self._buckets or []:
             bucket.reset()
 
@@ -78,8 +79,12 @@ class GradientBuckets:
         """Send what has not been sent and return when all gradients are sums over ranks.
 
         Raises:
-            RuntimeError: If the parameters with gradients are others than in the first step.
+            RuntimeError: If the step was not started, or if the parameters with gradients are
+                others than in the first step.
         """
+        if not self._is_in_step:
+            raise RuntimeError("a step must begin with `GradientBuckets.start` before backward")
+        self._is_in_step = False
         if self._buckets is None:
             self._exchange_and_compare()
             return

@@ -241,6 +241,14 @@ def test_a_second_backward_without_accumulate_is_refused() -> None:
         model(torch.ones(1, 3, 6, 6), ["left"]).backward()
 
 
+def test_a_step_that_was_not_started_is_refused() -> None:
+    model = BranchedNet()
+    buckets = GradientBuckets(model.parameters(), RecordingWorld([]))
+    record_step(model, buckets, [], ["left"])
+    with pytest.raises(RuntimeError, match=r"`GradientBuckets.start`"):
+        buckets.finish()
+
+
 def test_other_gradients_than_in_the_first_step_are_refused() -> None:
     model = BranchedNet()
     buckets = GradientBuckets(model.parameters(), RecordingWorld([]), bucket_bytes=1)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from search_spaces import get_space
 from tests.support.mirrored_world import MirroredWorld
@@ -21,6 +22,7 @@ from tests.support.native_batch_norm import register_native_batch_norm
 from tests.support.pretend_device import count_device_work, register_pretend_device
 from tests.support.trial_specs import make_spec
 from trainables.config import TrainingSettings, TrialSpec
+from trainables.distributed.exchange import PendingExchange
 from trainables.distributed.world import SingleProcessWorld, World
 from trainables.losses import LOSSES, loss_params
 from trainables.training.context import TrainingContext, open_context
@@ -134,6 +136,26 @@ def test_a_step_with_sharded_proxies(
     two = measure_steady_step(spec, contexts["features"], MirroredWorld(rank))
     assert two.waits == {}
     assert two.uploads == {}
+
+
+class BackwardRecorder(MirroredWorld):
+    """World that notes whether sums of gradients begin inside a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began_in_backward: list[bool] = []
+
+    def start_all_reduce_sum(self, partial: Tensor) -> PendingExchange:
+        self.began_in_backward.append(torch._C._current_graph_task_id() != -1)
+        return super().start_all_reduce_sum(partial)
+
+
+def test_gradients_are_exchanged_during_backward(contexts: dict[str, TrainingContext]) -> None:
+    world = BackwardRecorder()
+    measure_steady_step(build_spec("resnet18", "proxy_anchor"), contexts["resnet18"], world)
+    n_buckets = len(world.began_in_backward) // 3
+    assert n_buckets >= 2
+    assert world.began_in_backward == [False] * n_buckets + [True] * 2 * n_buckets
 
 
 def test_batches_that_the_ranks_cannot_divide_evenly(contexts: dict[str, TrainingContext]) -> None:
