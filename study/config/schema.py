@@ -162,6 +162,11 @@ class ResourcesSection(ConfigModel):
                 "`ranks_per_trial` must be a multiple of `nodes_per_trial`, but got "
                 f"ranks_per_trial={ranks}, nodes_per_trial={self.nodes_per_trial}"
             )
+        if self.compile and ranks > 1:
+            raise ValueError(
+                f"`compile` needs trials of one rank, but got ranks_per_trial={ranks}; batch norms "
+                "of several ranks cannot be compiled"
+            )
         if ranks == 1 and gpus > 1:
             raise ValueError(
                 f"a rank computes on at most one GPU, but got gpus_per_trial={gpus:g}; "

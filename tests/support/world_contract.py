@@ -66,6 +66,26 @@ class WorldContract:
         first, *others = run_on_ranks(sum_random_numbers)
         assert all(torch.equal(first, other) for other in others)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+    def test_several_tensors_are_exchanged_at_once(
+        self, dtype: torch.dtype, run_on_ranks: RunOnRanks
+    ) -> None:
+        results = run_on_ranks(exchange_several_tensors, dtype)
+        size = len(results)
+        ranks = torch.arange(size, dtype=dtype)
+        for sums, stacked in results:
+            assert torch.equal(sums[0], torch.full((3, 2), size * (size - 1) // 2, dtype=dtype))
+            assert torch.equal(sums[1], torch.full((1,), size, dtype=dtype))
+            assert torch.equal(stacked[0], ranks[:, None, None].expand(size, 3, 2))
+            assert torch.equal(stacked[1], torch.ones((size, 1), dtype=dtype))
+
+    def test_a_sum_that_was_begun_has_the_bits_of_one_that_is_waited_for(
+        self, run_on_ranks: RunOnRanks
+    ) -> None:
+        for begun, waited in run_on_ranks(sum_in_both_ways):
+            assert torch.equal(begun[0], waited[0])
+            assert torch.equal(begun[1], waited[1])
+
     def test_broadcast_copies_the_first_rank(self, run_on_ranks: RunOnRanks) -> None:
         for values in run_on_ranks(broadcast_rank_number):
             assert torch.equal(values, torch.zeros(2, 3))
@@ -121,6 +141,29 @@ def sum_random_numbers(world: World) -> Tensor:
     values = torch.rand(1000, generator=torch.Generator().manual_seed(world.rank))
     world.all_reduce_sum_(values)
     return values
+
+
+def exchange_several_tensors(world: World, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    tensors = [
+        torch.full((2, 3), world.rank, dtype=dtype).T,  # not contiguous
+        torch.ones(1, dtype=dtype),
+    ]
+    stacked = world.all_gather_many(tensors)
+    world.all_reduce_sum_many_(tensors)
+    return tensors, stacked
+
+
+def sum_in_both_ways(world: World) -> tuple[list[Tensor], list[Tensor]]:
+    """Return sums of two tensors that are exchanged at the same time, and one after the other."""
+    generator = torch.Generator().manual_seed(world.rank)
+    begun = [torch.rand(40, 25, generator=generator).T, torch.rand(7, generator=generator)]
+    waited = [values.clone() for values in begun]
+    pending = [world.start_all_reduce_sum(values) for values in begun]
+    for exchange in pending:
+        exchange.wait()
+    for values in waited:
+        world.all_reduce_sum_(values)
+    return begun, waited
 
 
 def broadcast_rank_number(world: World) -> Tensor:

@@ -10,25 +10,32 @@ the loss of the global batch. These rules make the gradients independent of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+from trainables.distributed.exchange import (
+    BackendErrorTranslator,
+    FinishedExchange,
+    PendingAllReduce,
+    PendingExchange,
+    copy_back,
+)
+from trainables.distributed.exchange import WorldError as WorldError
 
 TRANSFER_PIECE_BYTES = 16 * 2**20
-
-
-class WorldError(RuntimeError):
-    """A collective operation failed because another rank has exited."""
 
 
 class World(Protocol):
     """The ranks of a trial, as one of them sees them.
 
-    All methods are collective: every rank calls them in the same order. `all_reduce_sum_`,
-    `all_reduce_max_` and `broadcast_` work in place and leave the same bits on all ranks.
+    All methods are collective: every rank calls them in the same order. Methods whose name ends
+    with an underscore, and `start_all_reduce_sum`, work in place and leave the same bits on all
+    ranks.
     """
 
     @property
@@ -46,11 +53,23 @@ class World(Protocol):
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Replace the tensor by its sum over ranks."""
 
+    def all_reduce_sum_many_(self, partials: Sequence[Tensor]) -> None:
+        """Replace several tensors of one type by their sums over ranks, in one exchange."""
+
+    def start_all_reduce_sum(self, partial: Tensor) -> PendingExchange:
+        """Begin to replace the tensor by its sum over ranks."""
+
     def all_reduce_max_(self, partial: Tensor) -> None:
         """Replace the tensor by its elementwise maximum over ranks."""
 
     def broadcast_(self, values: Tensor) -> None:
         """Replace the tensor by that of the first rank."""
+
+    def all_gather_many(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return for each tensor those of all ranks, stacked in rank order, in one exchange.
+
+        All ranks pass the same shapes and one type.
+        """
 
     def all_gather(self, rows: Tensor, total: int) -> Tensor:
         """Return all `total` rows, without gradient.
@@ -86,11 +105,22 @@ class SingleProcessWorld:
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Leave the tensor unchanged."""
 
+    def all_reduce_sum_many_(self, partials: Sequence[Tensor]) -> None:
+        """Leave the tensors unchanged."""
+
+    def start_all_reduce_sum(self, partial: Tensor) -> PendingExchange:
+        """Leave the tensor unchanged."""
+        return FinishedExchange()
+
     def all_reduce_max_(self, partial: Tensor) -> None:
         """Leave the tensor unchanged."""
 
     def broadcast_(self, values: Tensor) -> None:
         """Leave the tensor unchanged."""
+
+    def all_gather_many(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors with a first axis of one rank."""
+        return [tensor.detach()[None] for tensor in tensors]
 
     def all_gather(self, rows: Tensor, total: int) -> Tensor:
         """Return the rows."""
@@ -121,6 +151,22 @@ class ProcessGroupWorld:
         """Replace the tensor by its sum over ranks."""
         self._all_reduce(partial, dist.ReduceOp.SUM)
 
+    def all_reduce_sum_many_(self, partials: Sequence[Tensor]) -> None:
+        """Replace several tensors by their sums over ranks; the backend sends them together."""
+        sent = [self._prepare_transfer(partial) for partial in partials]
+        with BackendErrorTranslator(), _coalescing_manager(self._group):
+            for tensor in sent:
+                dist.all_reduce(tensor, group=self._group)
+        for tensor, partial in zip(sent, partials, strict=True):
+            copy_back(tensor, partial)
+
+    def start_all_reduce_sum(self, partial: Tensor) -> PendingExchange:
+        """Begin to replace the tensor by its sum over ranks."""
+        sent = self._prepare_transfer(partial)
+        with BackendErrorTranslator():
+            work = dist.all_reduce(sent, group=self._group, async_op=True)
+        return PendingAllReduce(work, sent, partial)
+
     def all_reduce_max_(self, partial: Tensor) -> None:
         """Replace the tensor by its elementwise maximum over ranks."""
         self._all_reduce(partial, dist.ReduceOp.MAX)
@@ -128,21 +174,32 @@ class ProcessGroupWorld:
     def broadcast_(self, values: Tensor) -> None:
         """Replace the tensor by that of the first rank."""
         sent = self._prepare_transfer(values)
-        with _BackendErrorTranslator():
+        with BackendErrorTranslator():
             dist.broadcast(sent, src=self._ranks[0], group=self._group)
-        _copy_back(sent, values)
+        copy_back(sent, values)
+
+    def all_gather_many(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return for each tensor those of all ranks; the backend sends them together."""
+        sent = [self._prepare_transfer(tensor) for tensor in tensors]
+        stacked = [tensor.new_empty((self.size, *tensor.shape)) for tensor in sent]
+        with BackendErrorTranslator(), _coalescing_manager(self._group):
+            for whole, own in zip(stacked, sent, strict=True):
+                dist.all_gather_single(whole.view(-1), own.view(-1), group=self._group)
+        return [whole.to(own.device) for whole, own in zip(stacked, tensors, strict=True)]
 
     def all_gather(self, rows: Tensor, total: int) -> Tensor:
         """Return the rows of all ranks, padded in transfer: slices differ by at most one row."""
         longest = rank_slice(total, 0, self.size).stop
-        sent = torch.zeros((longest, *rows.shape[1:]), dtype=rows.dtype, device=self.device)
-        sent[: len(rows)] = rows.detach()
-        parts = [torch.empty_like(sent) for _ in range(self.size)]
-        with _BackendErrorTranslator():
-            dist.all_gather(parts, sent, group=self._group)
-        slices = (rank_slice(total, rank, self.size) for rank in range(self.size))
-        lengths = [s.stop - s.start for s in slices]
-        unpadded = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        sent = self._prepare_transfer(rows)
+        if len(rows) < longest:
+            sent = torch.cat([sent, sent.new_zeros((longest - len(rows), *rows.shape[1:]))])
+        parts = sent.new_empty((self.size, *sent.shape))
+        with BackendErrorTranslator():
+            dist.all_gather_single(parts.view(-1), sent.view(-1), group=self._group)
+        if total == self.size * longest:
+            return parts.flatten(0, 1).to(rows.device)
+        slices = [rank_slice(total, rank, self.size) for rank in range(self.size)]
+        unpadded = [part[: s.stop - s.start] for part, s in zip(parts, slices, strict=True)]
         return torch.cat(unpadded).to(rows.device)
 
     def gather_in_pieces(self, rows: Tensor, total: int) -> Iterator[Tensor]:
@@ -166,7 +223,7 @@ class ProcessGroupWorld:
 
     def _send_to_first_rank(self, piece: Tensor, rank: int) -> None:
         """Send a piece from a rank to the first one."""
-        with _BackendErrorTranslator():
+        with BackendErrorTranslator():
             if self.rank == 0:
                 dist.recv(piece, self._ranks[rank], self._group)
             else:
@@ -174,9 +231,9 @@ class ProcessGroupWorld:
 
     def _all_reduce(self, values: Tensor, operation: Any) -> None:
         sent = self._prepare_transfer(values)
-        with _BackendErrorTranslator():
+        with BackendErrorTranslator():
             dist.all_reduce(sent, op=operation, group=self._group)
-        _copy_back(sent, values)
+        copy_back(sent, values)
 
     def _prepare_transfer(self, values: Tensor) -> Tensor:
         """Return a tensor that the group can send: `values` itself if possible, else a copy."""
@@ -258,19 +315,3 @@ class _AllReduceGradientFunction(torch.autograd.Function):
         total = grads[0].clone()
         ctx.world.all_reduce_sum_(total)
         return total, None
-
-
-class _BackendErrorTranslator:
-    """Context manager that turns errors of the backend into a WorldError."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError):
-            raise WorldError(f"a rank has exited: {error}") from error
-
-
-def _copy_back(sent: Tensor, values: Tensor) -> None:
-    if sent.data_ptr() != values.data_ptr():
-        values.detach().copy_(sent)

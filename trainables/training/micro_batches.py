@@ -36,7 +36,9 @@ class MemoryPlan:
     def __init__(self, model: nn.Module, settings: TrainingSettings, n_ranks: int = 1) -> None:
         self._model = model
         self._has_live_norm = has_live_batch_norm(model)
-        self._may_split = settings.per_micro_batch_norm or not self._has_live_norm
+        # Batch norms of ranks exchange their statistics, so ranks must have equally many parts.
+        is_allowed = settings.per_micro_batch_norm and n_ranks == 1
+        self._may_split = is_allowed or not self._has_live_norm
         self.micro_batch = -(-settings.batch_size // n_ranks)
         self.checkpoints_activations = False
         if settings.micro_batch != "auto":
@@ -44,7 +46,8 @@ class MemoryPlan:
                 raise ValueError(
                     "micro_batch changes the training of a network with batch norm, whose "
                     f"statistics would be those of {settings.micro_batch} images; set "
-                    "bn_freeze to stats or all, or per_micro_batch_norm: true to allow it"
+                    "bn_freeze to stats or all, or per_micro_batch_norm: true to allow it (with "
+                    "one rank per trial)"
                 )
             self.micro_batch = min(self.micro_batch, settings.micro_batch)
 
@@ -100,7 +103,7 @@ def backpropagate_chunks(
     chunks: tuple[Tensor, ...],
     states: list[RandomState],
     gradient: Tensor,
-    before_last: Callable[[], None] = lambda: None,
+    accumulate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Embed micro-batches with a graph and add the gradients to those of the parameters.
 
@@ -109,15 +112,14 @@ def backpropagate_chunks(
         chunks: The micro-batches.
         states: States of the random generators that `embed_without_graph` returned.
         gradient: Gradient of all embeddings.
-        before_last: Called before the last backward pass.
+        accumulate: Returns the context of all backward passes but the last.
     """
     parts = torch.split(gradient, [len(chunk) for chunk in chunks])
     after = RandomState(gradient.device)
     for i, (chunk, state, part) in enumerate(zip(chunks, states, parts, strict=True)):
         state.restore()
-        if i == len(chunks) - 1:
-            before_last()
-        embed(chunk).backward(part)  # type: ignore[no-untyped-call]
+        with contextlib.nullcontext() if i == len(chunks) - 1 else accumulate():
+            embed(chunk).backward(part)  # type: ignore[no-untyped-call]
     after.restore()
 
 
@@ -164,13 +166,10 @@ def pause_running_statistics(model: nn.Module) -> Iterator[None]:
     """Leave the running statistics of batch norms unchanged inside the context."""
     norms = [cast(Any, m) for m in model.modules() if isinstance(m, BATCH_NORM_TYPES)]
     live = [norm for norm in norms if norm.training and norm.track_running_stats]
-    momenta = [norm.momentum for norm in live]
-    counts = [norm.num_batches_tracked for norm in live]
     try:
         for norm in live:
-            norm.momentum = 0.0
-            norm.num_batches_tracked = None
+            norm.track_running_stats = False  # in training, batches then only normalise themselves
         yield
     finally:
-        for norm, momentum, count in zip(live, momenta, counts, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm in live:
+            norm.track_running_stats = True

@@ -21,7 +21,8 @@ from trainables.config import TrialSpec
 from trainables.data.augment import ImageTransform
 from trainables.data.batch_sampler import sample_epoch_batches
 from trainables.data.feed import draw_epoch
-from trainables.distributed.batch_norm import synchronise_batch_norm
+from trainables.distributed.batch_norm import BatchShares, synchronise_batch_norm
+from trainables.distributed.gradient_buckets import GradientBuckets, exchange_together
 from trainables.distributed.world import World, gather_rows, rank_slice
 from trainables.losses import (
     build_loss,
@@ -83,6 +84,7 @@ class ModelReplica:
         self._stream_seed = derive_seed(seed, "fold", fold)
         self._precision = resolve_precision(spec.settings.precision, world.device)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
+        self._shares = BatchShares(world)
         self.model, self.augment = self._build_model(context)
         self._feed = context.make_feed(task.train, self.augment, world.device)
         self._evaluation_feed = context.make_feed(task.evaluation, self.augment, world.device)
@@ -91,6 +93,7 @@ class ModelReplica:
         self._sharded_state = ShardedState(
             self.loss, self.optimizer, sharded_parameters(self.loss), world
         )
+        self._buckets = GradientBuckets(self.model.parameters(), world)
         self._broadcast_initial_weights()
         self._memory = self._plan_memory()
 
@@ -205,6 +208,7 @@ class ModelReplica:
         inputs = inputs.to(self.model.head.weight)
         while True:
             self.optimizer.zero_grad(set_to_none=True)
+            self._start_exchange(len(labels))
             try:
                 value, vectors = self._compute_step_gradients(inputs, labels)
                 break
@@ -233,7 +237,7 @@ class ModelReplica:
             if len(chunks) == 1:
                 embedded.backward(gradient)  # type: ignore[no-untyped-call]
             else:
-                backpropagate_chunks(embed, chunks, states, gradient)
+                backpropagate_chunks(embed, chunks, states, gradient, self._buckets.accumulate)
         return value.detach(), vectors.detach()
 
     def _embed(self, inputs: Tensor) -> Tensor:
@@ -273,7 +277,7 @@ class ModelReplica:
             torch.manual_seed(derive_seed(self._stream_seed, "head"))
             model = EmbeddingModel(backbone, int(width), settings, self._precision)
         model.is_compiled = bool(self._spec.resources.get("compile"))
-        synchronise_batch_norm(model, self.world)
+        synchronise_batch_norm(model, self.world, self._shares)
         return model.to(self.world.device), augment
 
     def _build_loss(self, spec: TrialSpec, *, n_classes: int) -> nn.Module:
@@ -300,17 +304,21 @@ class ModelReplica:
         for tensor in tensors:
             self.world.broadcast_(tensor)
 
+    def _start_exchange(self, batch_size: int) -> None:
+        """Prepare batch norms and gradient buckets for a global batch."""
+        if self.world.size > 1:
+            self._shares.set_batch_size(batch_size)
+            self._buckets.start()
+
     def _exchange_gradients(self) -> None:
         """Sum the encoder's gradients over ranks and broadcast those of a replicated loss.
 
         The latter are equal up to the order in which a GPU adds; all ranks take those of the first
         rank, so that their weights stay bitwise equal.
         """
-        if self.world.size == 1:
-            return
-        encoder = [p.grad for p in self.model.parameters() if p.grad is not None]
-        _exchange_flattened(encoder, self.world.all_reduce_sum_)
-        _exchange_flattened(self._sharded_state.replicated_gradients(), self.world.broadcast_)
+        if self.world.size > 1:
+            self._buckets.finish()
+            exchange_together(self._sharded_state.replicated_gradients(), self.world.broadcast_)
 
     def _start_epoch(self, epoch: int, seed: int) -> None:
         settings = self._settings
@@ -334,14 +342,3 @@ class ModelReplica:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         clip_gradients(parameters, self._settings.clip_grad)
         self.optimizer.step()
-
-
-def _exchange_flattened(tensors: list[Tensor], exchange: Callable[[Tensor], None]) -> None:
-    """Exchange several tensors in one collective call."""
-    if not tensors:
-        return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    exchange(flat)
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))

@@ -7,13 +7,18 @@ ranks and one process, relative to the element itself.
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.support import rank_cases as cases
+from tests.support.native_batch_norm import register_native_batch_norm
 from tests.support.rank_pool import CPU, RankPool
-from trainables.distributed.world import SingleProcessWorld
+from trainables.config import TrialSpec
+from trainables.distributed import batch_norm
+from trainables.distributed.batch_norm_kernels import NATIVE_KERNELS
+from trainables.distributed.world import SingleProcessWorld, World
 from trainables.losses import LOSSES
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
@@ -112,6 +117,32 @@ def test_ranks_equal_one_process(
         assert values == pytest.approx([value] * way.size, rel=1e-12), name
         assert all(error < RTOL for error in errors), name
         assert after < RTOL, name
+
+
+def train_with_native_batch_norm(
+    world: World, trial: TrialSpec, steps: int
+) -> cases.TrainingResult:
+    """Train with the batch norm of GPUs, whose kernels have stand-ins on the CPU."""
+    register_native_batch_norm()
+    with mock.patch.object(batch_norm, "select_kernels", return_value=NATIVE_KERNELS) as select:
+        result = cases.train_steps(world, trial, steps)
+    assert select.called
+    return result
+
+
+@pytest.mark.parametrize("kind", ["images", "conv4"])
+def test_the_batch_norm_of_gpus_is_exact_too(
+    kind: str,
+    rank_pool: RankPool,
+    expected: dict[str, dict[str, cases.TrainingResult]],
+) -> None:
+    trial = cases.make_rank_spec("proxy_anchor", kind=kind)
+    value, gradients, weights = expected[kind]["proxy_anchor"]
+    assert weights is not None
+    for result in rank_pool.run(4, train_with_native_batch_norm, trial, cases.N_STEPS):
+        assert result[0] == pytest.approx(value, rel=1e-12)
+        assert largest_difference(result[1], gradients) < RTOL
+        assert largest_difference(result[2], weights) < RTOL
 
 
 def test_every_proxy_and_pair_loss_is_in_the_table() -> None:

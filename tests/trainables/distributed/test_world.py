@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from unittest import mock
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support.pretend_device import count_device_work, register_pretend_device
 from tests.support.rank_pool import CPU, RankPool
 from tests.support.world_contract import (
     RunOnRanks,
@@ -19,6 +21,7 @@ from tests.support.world_contract import (
 )
 from trainables.distributed import world as world_module
 from trainables.distributed.world import (
+    ProcessGroupWorld,
     SingleProcessWorld,
     World,
     WorldError,
@@ -61,6 +64,37 @@ def test_no_piece_is_larger_than_the_transfer_size(rank_pool: RankPool) -> None:
     assert [len(piece) for piece in first] == [2, 2, 2, 1, 2, 1]  # slices of 4, 3 and 3 rows
     assert torch.equal(torch.cat(first), make_numbered_rows(10))
     assert not any(others)
+
+
+class DeviceWorld(ProcessGroupWorld):
+    """A process group on the pretend device; its collective operations do nothing."""
+
+    def __init__(self) -> None:
+        self._group, self.rank, self.size, self.device = None, 0, 2, register_pretend_device()
+
+
+def test_exchanges_on_a_device_start_no_kernels_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("all_gather_single", "all_reduce"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: calls.append(name))
+    monkeypatch.setattr(world_module, "_coalescing_manager", lambda group: contextlib.nullcontext())
+    world = DeviceWorld()
+    with count_device_work() as counters:
+        rows, vector = torch.zeros(4, 3).to(world.device), torch.zeros(5).to(world.device)
+        counters.waits.clear()
+        counters.uploads.clear()
+        assert world.all_gather(rows, 8).shape == (8, 3)
+        assert [t.shape for t in world.all_gather_many([vector, rows])] == [(2, 5), (2, 4, 3)]
+        world.all_reduce_sum_many_([vector, rows])
+        world.all_reduce_sum_(vector)
+        assert not counters.launches
+        assert world.all_gather(rows, 7).shape == (7, 3)
+        assert sum(counters.launches.values()) <= 3, "rows are padded and cut"
+    assert not counters.waits
+    assert not counters.uploads
+    assert len(calls) == 7
 
 
 def error_of_a_failing_backend(world: World) -> str:
