@@ -149,6 +149,10 @@ class PretendModule(backend_registration._DummyBackendModule):
     def empty_cache(self) -> None:
         """Do nothing."""
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Return the types of autocast, which torch asks every registered device for."""
+        return [torch.bfloat16]
+
 
 def register_pretend_device() -> torch.device:
     """Register the device with torch, once in a process, and return it."""

@@ -150,7 +150,7 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
 
     def _next_running_statistics(self) -> RunningStatistics | None:
         """Count a batch and return the statistics that it updates; None if there are none."""
-        if not (self.training and self.track_running_stats):
+        if not (self.training and self.track_running_stats) or self.momentum == 0:
             return None
         assert self.running_mean is not None
         assert self.running_var is not None

@@ -39,29 +39,34 @@ class MemoryPlan:
         # Batch norms of ranks exchange their statistics, so ranks must have equally many parts.
         is_allowed = settings.per_micro_batch_norm and n_ranks == 1
         self._may_split = is_allowed or not self._has_live_norm
-        self.micro_batch = -(-settings.batch_size // n_ranks)
+        self.micro_batch: int | None = None
+        """Images of a micro-batch; None for the whole share of a rank."""
+        self._share = -(-settings.batch_size // n_ranks)
         self.checkpoints_activations = False
         if settings.micro_batch != "auto":
-            if settings.micro_batch < self.micro_batch and not self._may_split:
+            if settings.micro_batch < self._share and not self._may_split:
                 raise ValueError(
                     "micro_batch changes the training of a network with batch norm, whose "
                     f"statistics would be those of {settings.micro_batch} images; set "
                     "bn_freeze to stats or all, or per_micro_batch_norm: true to allow it (with "
                     "one rank per trial)"
                 )
-            self.micro_batch = min(self.micro_batch, settings.micro_batch)
+            if self._may_split:
+                self.micro_batch = settings.micro_batch
 
     def split(self, inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the micro-batches of a rank's inputs."""
-        return torch.split(inputs, max(self.micro_batch, 1)) if len(inputs) else (inputs,)
+        self._share = len(inputs)
+        if self.micro_batch is None or len(inputs) <= self.micro_batch:
+            return (inputs,)
+        return torch.split(inputs, self.micro_batch)
 
     def reduce(self) -> str:
         """Reduce the memory of a step; return what was done, empty if nothing is left to do."""
-        if not self._may_split:
+        size = min(self.micro_batch or self._share, self._share)
+        if size <= 1 or not self._may_split:
             return self.checkpoint_activations()
-        if self.micro_batch == 1:
-            return self.checkpoint_activations()
-        self.micro_batch = -(-self.micro_batch // 2)
+        self.micro_batch = -(-size // 2)
         return f"micro-batches of {self.micro_batch} images"
 
     def checkpoint_activations(self) -> str:
@@ -166,10 +171,13 @@ def pause_running_statistics(model: nn.Module) -> Iterator[None]:
     """Leave the running statistics of batch norms unchanged inside the context."""
     norms = [cast(Any, m) for m in model.modules() if isinstance(m, BATCH_NORM_TYPES)]
     live = [norm for norm in norms if norm.training and norm.track_running_stats]
+    momenta = [norm.momentum for norm in live]
+    counts = [norm.num_batches_tracked for norm in live]
     try:
         for norm in live:
-            norm.track_running_stats = False  # in training, batches then only normalise themselves
+            # Not `track_running_stats`: a repeated forward pass must save the same tensors.
+            norm.momentum, norm.num_batches_tracked = 0.0, None
         yield
     finally:
-        for norm in live:
-            norm.track_running_stats = True
+        for norm, momentum, count in zip(live, momenta, counts, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -211,7 +211,10 @@ def test_memory_is_reduced_until_nothing_is_left() -> None:
     assert with_norm.reduce() == ""
     assert [len(c) for c in plan.split(torch.zeros(3, 2))] == [1, 1, 1]
     assert [len(c) for c in with_norm.split(torch.zeros(0, 2))] == [0]
-    assert MemoryPlan(nn.Linear(2, 2), SETTINGS, n_ranks=3).micro_batch == 7
+    divided = MemoryPlan(nn.Linear(2, 2), SETTINGS, n_ranks=3)
+    assert divided.reduce() == "micro-batches of 4 images", "half of a share of seven"
+    larger = MemoryPlan(nn.Linear(2, 2), SETTINGS)
+    assert len(larger.split(torch.zeros(25, 2))) == 1, "a batch may be larger than batch_size"
 
 
 def test_batch_norm_is_live_if_it_trains() -> None:
