@@ -169,7 +169,8 @@ class TrialSpec:
         backbone: Name and options of the backbone; empty if the data set holds features.
         cache_dir: Directory of decoded data and features on the node that runs the trial.
         checkpoint_dir: Directory or S3 prefix of the trial's checkpoint; empty to write none.
-        checkpoint_every: Epochs between checkpoints.
+        checkpoint_every: Epochs between checkpoints; `auto` decides by time (see
+            `trainables.training.checkpoint_writer`).
         threads: CPU threads of each rank; 0 leaves torch's default.
         resources: Resources of the trial: `ranks_per_trial`, `nodes_per_trial`,
             `cpus_per_trial`, `gpus_per_trial`, and `shard_proxies`.
@@ -190,7 +191,7 @@ class TrialSpec:
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     nmi: bool = False
     checkpoint_dir: str = ""
-    checkpoint_every: int = 1
+    checkpoint_every: int | Literal["auto"] = "auto"
     threads: int = 0
     resources: Mapping[str, Any] = field(default_factory=dict)
 

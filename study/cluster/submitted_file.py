@@ -79,10 +79,10 @@ def require_same_file(submitted: SubmittedFile, current: StudyConfig | None, pro
     Raises:
         StudyError: They differ. The message names a key, but no values, which may be passwords.
     """
-    if current is None or submitted.file == current:
+    if current is None or (file := submitted.file.with_stored_defaults(current)) == current:
         return
-    key = _first_difference(submitted.file.model_dump(mode="json"), current.model_dump(mode="json"))
-    name = submitted.file.name
+    key = _first_difference(file.model_dump(mode="json"), current.model_dump(mode="json"))
+    name = file.name
     raise StudyError(
         f"study {name} {problem} (`{key}` differs), and this file would be ignored; follow it with "
         f"`study status {name} --cluster FILE --follow`, or choose another name (--set name=...)"

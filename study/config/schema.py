@@ -206,13 +206,22 @@ class StorageSection(ConfigModel):
 
     `checkpoints` is a path that exists on every node, or an S3 prefix; None uses the study's
     directory, which suffices on one machine. A trial writes a checkpoint every `checkpoint_every`
-    epochs and at its end; if its node is lost, it repeats the epochs since. The `keep_best` best
-    search trials of each loss keep their checkpoints; all others are removed when the trial ends.
+    epochs and at its end; if its node is lost, it repeats the epochs since. With `auto` it writes
+    as often as 1 % of the time allows, at least every five minutes. The `keep_best` best search
+    trials of each loss keep their checkpoints; all others are removed when the trial ends.
     """
 
     checkpoints: str | None = None
-    checkpoint_every: int = Field(default=1, ge=1)
+    checkpoint_every: int | Literal["auto"] = "auto"
     keep_best: int = Field(default=1, ge=1)
+
+    @field_validator("checkpoint_every", mode="before")
+    @classmethod
+    def _check_interval(cls, value: Any) -> Any:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value == "auto" or (is_number and value >= 1 and float(value).is_integer()):
+            return value
+        raise ValueError(f"must be `auto` or a number of epochs >= 1, but got {value!r}")
 
     @field_validator("checkpoints")
     @classmethod
@@ -254,6 +263,17 @@ class StudyConfig(ConfigModel):
     @classmethod
     def _backbone_by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    def with_stored_defaults(self, stored: StudyConfig) -> StudyConfig:
+        """Return this file with the stored `storage.checkpoint_every` if the file sets none.
+
+        The default was 1 in earlier versions. A file that has not changed since must still be that
+        of its study.
+        """
+        if "checkpoint_every" in self.storage.model_fields_set:
+            return self
+        update = {"checkpoint_every": stored.storage.checkpoint_every}
+        return self.model_copy(update={"storage": self.storage.model_copy(update=update)})
 
     @property
     def fixed_training_params(self) -> dict[str, ScalarValue]:

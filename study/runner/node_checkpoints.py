@@ -23,6 +23,8 @@ CLEANUP_INTERVAL_SECONDS = 20.0
 
 NODE_TIMEOUT_SECONDS = 60.0
 OWNER_MARK_FILE = ".of-the-study"
+PARTIAL_PREFIX = ".writing-"
+"""Beginning of the names that `trainables.training.checkpoints` gives to files while it writes."""
 
 
 class NodeCheckpoints:
@@ -96,7 +98,7 @@ class NodeCheckpoints:
             return
         assert self._folder is not None
         self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor, new = tempfile.mkstemp(dir=self._folder, prefix=".writing-")
+        descriptor, new = tempfile.mkstemp(dir=self._folder, prefix=PARTIAL_PREFIX)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 for piece in _task_on_node(node, read_chunks, num_returns="streaming").remote(
@@ -147,8 +149,10 @@ def _task_on_node(node: str, function: Callable[..., Any], **options: Any) -> An
 
 
 def drop_files(folder: str, names: Sequence[str]) -> None:
-    """Remove files from a folder."""
+    """Remove checkpoints from a folder, also those that a process writes at this moment."""
     for name in names:
+        for path in Path(folder).glob(f"{PARTIAL_PREFIX}{name}-*"):
+            path.unlink(missing_ok=True)
         Path(folder, name).unlink(missing_ok=True)
 
 
@@ -157,8 +161,9 @@ def clear_folder(folder: str, token: str) -> None:
     mark = Path(folder, OWNER_MARK_FILE)
     if mark.exists() and mark.read_text(encoding="ascii") == token:
         return
-    for path in Path(folder).glob("*.pt"):
-        path.unlink(missing_ok=True)
+    for pattern in (f"{PARTIAL_PREFIX}*", "*.pt"):
+        for path in Path(folder).glob(pattern):
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         Path(folder).rmdir()
 

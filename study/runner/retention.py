@@ -38,7 +38,7 @@ class CheckpointRetention:
     ) -> None:
         self._plan, self._scheduler, self.checkpoint_dir = plan, scheduler, checkpoint_dir
         self._forget_copies = forget
-        self._remove_stale_checkpoints()
+        self.remove_stale_checkpoints()
         self._retained_by_loss = {loss: self._best_trials(loss) for loss in plan.losses}
 
     def update_after(self, job: Job) -> None:
@@ -56,7 +56,11 @@ class CheckpointRetention:
         confirmations = [j for j in self._scheduler.list_ended_jobs() if j.origin == "confirm"]
         return sorted(best | {job.trial for job in confirmations if self._is_retained(job)})
 
-    def _remove_stale_checkpoints(self) -> None:
+    def remove_stale_checkpoints(self) -> None:
+        """Remove checkpoints of ended trials that are not kept; no trial may be running.
+
+        An upload to S3 that was in flight when its trial was pruned leaves one.
+        """
         is_stored = make_checkpoint_lookup(self.checkpoint_dir)
         for job in self._scheduler.list_ended_jobs():
             if is_stored(job.trial) and not self._is_retained(job):

@@ -272,6 +272,8 @@ class _OpenRun:
             )
             if not scheduler.is_finished():
                 return {}
+            with contextlib.suppress(OSError):  # then the next resume removes them
+                self._retention.remove_stale_checkpoints()
             self._node_checkpoints.fetch_checkpoints(self._retention.list_retained_trials())
             self._baseline.wait_for_scores()
             if not options.report or not gpus_are_remote(resources):

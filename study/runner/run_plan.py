@@ -34,7 +34,8 @@ def run_plan(
     study_dir = StudyDirectory(studies_root(None if root is None else Path(root)) / plan.name)
     if (study_dir.path / PLAN_FILE).exists():
         stored = load_plan(study_dir.path)
-        if stored.file != plan.file or stored.spaces != plan.spaces:
+        file = plan.file.with_stored_defaults(stored.file)
+        if stored.file != file or stored.spaces != plan.spaces:
             raise StudyError(
                 f"study {plan.name} exists in {study_dir.path.parent} with another plan; give the "
                 "plan another name, or extend the study with `study extend`"

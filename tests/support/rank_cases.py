@@ -18,6 +18,7 @@ from trainables.data.dataset import Dataset, DatasetPart
 from trainables.distributed.world import World, gather_rows, rank_slice
 from trainables.losses import LOSSES, build_loss, loss_params, sharded_parameters
 from trainables.models.backbone import TimmBackbone
+from trainables.training.checkpoint_writer import CheckpointWriter
 from trainables.training.checkpoints import load_checkpoint, save_checkpoint
 from trainables.training.context import TrainingContext
 from trainables.training.loss_monitor import LossMonitor
@@ -240,6 +241,38 @@ def train_after_failed_write(world: World, trial: TrialSpec, folder: str) -> dic
     except OSError as write_error:
         error = str(write_error)
     return {**training.run_epoch(), "error": error}
+
+
+def train_with_own_clock(world: World, trial: TrialSpec, folder: str) -> dict[str, Any]:
+    """Train a trial that writes checkpoints by time, with a clock of its own on each rank.
+
+    On the first rank a write takes 10 s and an epoch 100 s; clocks of other ranks stand still.
+    `saved` in the result are the epochs whose checkpoints were written.
+    """
+    training = TrialTrainer(
+        replace(trial, checkpoint_dir=folder), make_training_context(trial.dataset["kind"]), world
+    )
+    now, saved = 0.0, list[int]()
+
+    def read_clock() -> float:
+        nonlocal now
+        now += 10.0 if world.rank == 0 else 0.0
+        return now
+
+    def raise_error(epoch: int, error: OSError) -> None:
+        raise error
+
+    training._writer = CheckpointWriter(folder, trial.trial, clock=read_clock)
+    while not training.is_done:
+        before = training._saved_epoch
+        training.start_checkpoint(raise_error)
+        training.finish_checkpoint()
+        training.run_epoch()
+        now += 100.0 if world.rank == 0 else 0.0
+        if training._saved_epoch > before:
+            saved.append(training._saved_epoch)
+    training.complete_checkpoint(raise_error)
+    return {"saved": [*saved, training._saved_epoch]}
 
 
 def resave_checkpoint(world: World, trial: TrialSpec, folder: str) -> None:

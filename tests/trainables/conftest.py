@@ -9,6 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.support.rank_pool import RankPool
+from tests.support.slow_disk import SlowDisk
 
 S3_BUCKET = "images"
 
@@ -19,6 +20,12 @@ def rank_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     pool = RankPool(tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    """Disk that blocks every checkpoint of this process until it is released."""
+    return SlowDisk(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -54,9 +54,11 @@ class StudyTrial(Trainable):  # type: ignore[misc]
         """Do nothing: `trainables.training.checkpoints` replaces Tune's checkpoints."""
 
     def cleanup(self) -> None:
-        """Release the workers of this process."""
+        """Release the workers of this process, after a checkpoint that is being written."""
         if isinstance(self._workers, RankGroup):
             self._workers.close()
+        elif self._workers is not None:
+            self._workers.release_trial()
         self._workers = None
 
     def _assign_trial(self, config: dict[str, Any]) -> None:

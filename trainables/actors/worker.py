@@ -50,14 +50,22 @@ class TrialWorker:
 
     def assign_trial(self, spec: TrialSpec) -> None:
         """Set the next trial. `step` builds it, because a build error must become a result."""
-        self._spec, self._training = spec, None
+        self.release_trial()
+        self._spec = spec
+
+    def release_trial(self) -> None:
+        """Free the trial's memory, after a checkpoint that is being written."""
+        if self._training is not None:
+            self._training.finish_checkpoint()
+        self._training = None
 
     def step(self) -> dict[str, Any]:
         """Train one epoch of all folds and seeds and return the result.
 
         Its `state` is `running`, `finished`, `diverged`, `failed` or `lost`. A lost trial is
         intact but cannot continue here and now, because another rank died or the storage of its
-        checkpoint does not respond.
+        checkpoint does not respond. The checkpoint of a finished trial is complete; that of a
+        running one may be older than the report, or still be written.
         """
         epoch = self._training.epoch if self._training else 0
         result: dict[str, Any] = {"epoch": epoch, "host": socket.gethostname(), "error": ""}
@@ -77,7 +85,7 @@ class TrialWorker:
                 "traceback": f"pid {os.getpid()} on {result['host']}\n{traceback.format_exc()}",
             }
         if result["state"] != "running":
-            self._training = None  # free the memory for the next trial
+            self.release_trial()
         if result["state"] == "failed" and torch.cuda.is_available() and not self.device_failed:
             torch.cuda.empty_cache()
         return result
@@ -97,10 +105,8 @@ class TrialWorker:
             self._training = training = TrialTrainer(self._spec, self._open_context(), self._world)
             restored = self._restore_checkpoint(training, warnings.append)
         if not restored:
-            training.run_epoch()
+            self._train_and_save(training, warnings.append)
             warnings += training.pop_memory_notes()
-            if training.is_done or training.epoch % self._spec.checkpoint_every == 0:
-                self._write_checkpoint(training, warnings.append)
         state = "finished" if training.is_done else "running"
         context = self._open_context()
         environment = {
@@ -119,20 +125,23 @@ class TrialWorker:
         except OSError as error:
             raise _CheckpointUnavailableError(format_error_line(error)) from error
 
-    def _write_checkpoint(self, training: TrialTrainer, warn: Callable[[str], None]) -> None:
-        """Write the checkpoint and pass an error to `warn`.
+    def _train_and_save(self, training: TrialTrainer, warn: Callable[[str], None]) -> None:
+        """Train an epoch while the checkpoint of the one before is written, if one is due.
+
+        The checkpoint of the last epoch is complete on return. An error is passed to `warn`.
 
         Without a new checkpoint the trial only loses more epochs if it is interrupted, so a full
         disk does not fail it.
         """
-        try:
-            training.write_checkpoint()
-        except OSError as error:
-            text = (
-                f"checkpoint of epoch {training.epoch} was not written: {format_error_line(error)}"
-            )
+
+        def report_error(epoch: int, error: OSError) -> None:
+            text = f"checkpoint of epoch {epoch} was not written: {format_error_line(error)}"
             _logger.warning("%s: %s", self._spec.trial if self._spec else "", text)
             warn(f"{text}; if interrupted, the trial resumes from an older checkpoint")
+
+        training.start_checkpoint(report_error)
+        training.run_epoch()
+        training.complete_checkpoint(report_error)
 
     def _open_context(self) -> TrainingContext:
         assert self._spec is not None

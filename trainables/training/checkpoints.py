@@ -33,8 +33,11 @@ CheckpointLocation = str | Path
 def save_checkpoint(location: CheckpointLocation, trial: str, payload: dict[str, Any]) -> None:
     """Write or replace the trial's checkpoint atomically.
 
+    If `remove_checkpoint` is called for the trial meanwhile, in any process, no checkpoint appears
+    in a directory; S3 cannot take back an upload.
+
     Raises:
-        OSError: If the disk or S3 rejects it.
+        OSError: If the disk or S3 rejects it, or the trial's checkpoint was removed meanwhile.
     """
     if s3.is_s3_uri(location):
         with tempfile.TemporaryDirectory(prefix=_TEMPORARY_PREFIX) as folder:
@@ -45,7 +48,8 @@ def save_checkpoint(location: CheckpointLocation, trial: str, payload: dict[str,
         return
     directory = Path(location)
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_TEMPORARY_PREFIX)
+    # `remove_checkpoint` finds this file by its name; without it the last step below fails.
+    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=_partial_prefix(trial))
     try:
         with os.fdopen(descriptor, "w+b") as file:
             _write_payload(payload, file)
@@ -129,12 +133,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def remove_checkpoint(location: CheckpointLocation, trial: str) -> None:
-    """Remove the trial's checkpoint, if it has one."""
+    """Remove the trial's checkpoint, if it has one, also while another process writes it."""
     if s3.is_s3_uri(location):
         # If it cannot be deleted now, `make_checkpoint_lookup` finds it on the next resume.
         with contextlib.suppress(OSError):
             s3.remove_object(_checkpoint_uri(location, trial))
         return
+    remove_partial_checkpoints(location, trial)
     checkpoint_path(Path(location), trial).unlink(missing_ok=True)
 
 
@@ -169,11 +174,12 @@ def make_checkpoint_lookup(location: CheckpointLocation) -> Callable[[str], bool
     return lambda trial: checkpoint_filename(trial) in names
 
 
-def remove_partial_checkpoints(location: CheckpointLocation) -> None:
-    """Remove files of interrupted writes; no process may be writing checkpoints meanwhile."""
+def remove_partial_checkpoints(location: CheckpointLocation, trial: str | None = None) -> None:
+    """Remove files of interrupted writes, of one trial or of all; a write in flight then fails."""
     if s3.is_s3_uri(location):
         return  # S3 never shows a partial object
-    for path in Path(location).glob(f"{_TEMPORARY_PREFIX}*"):
+    prefix = _TEMPORARY_PREFIX if trial is None else _partial_prefix(trial)
+    for path in Path(location).glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
 
 
@@ -185,6 +191,10 @@ def checkpoint_path(directory: Path, trial: str) -> Path:
 def checkpoint_filename(trial: str) -> str:
     """Return the file name of a trial's checkpoint; unsafe characters become `_`."""
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", trial) + _CHECKPOINT_SUFFIX
+
+
+def _partial_prefix(trial: str) -> str:
+    return f"{_TEMPORARY_PREFIX}{checkpoint_filename(trial)}-"
 
 
 def _checkpoint_uri(location: CheckpointLocation, trial: str) -> str:

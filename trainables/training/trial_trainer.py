@@ -13,7 +13,8 @@ import torch
 from trainables.config import TrialSpec
 from trainables.distributed.world import SingleProcessWorld, World, trial_device
 from trainables.training.checkpoint_exchange import load_newest_checkpoint
-from trainables.training.checkpoints import save_checkpoint
+from trainables.training.checkpoint_writer import CheckpointWriter
+from trainables.training.checkpoints import remove_partial_checkpoints
 from trainables.training.context import TrainingContext
 from trainables.training.replica import ModelReplica
 from trainables.training.sharded_saving import find_sharded_tensors
@@ -21,6 +22,9 @@ from trainables.training.tasks import build_fold_tasks
 from trainables.training.usage import UsageMonitor, reduce_usage
 from trainables.utils.device import configure_device, describe_device
 from trainables.utils.precision import resolve_precision
+
+ReportWriteError = Callable[[int, OSError], None]
+"""Receives the epoch of a checkpoint that could not be written, and the error."""
 
 
 class TrialTrainer:
@@ -43,6 +47,8 @@ class TrialTrainer:
         self.last_result: dict[str, Any] = {}
         self._elapsed_seconds = 0.0
         self._usage = UsageMonitor()
+        self._saved_epoch = 0
+        self._writer = CheckpointWriter(spec.checkpoint_dir, spec.trial)
         self._world = world = world or SingleProcessWorld(trial_device(spec.resources))
         self._precision = resolve_precision(spec.settings.precision, world.device)
         configure_device(world.device, self._precision, spec.resources)
@@ -118,14 +124,73 @@ class TrialTrainer:
         """Whether all epochs are trained."""
         return self.epoch >= self._spec.settings.epochs
 
+    def start_checkpoint(self, report_error: ReportWriteError) -> None:
+        """Write a checkpoint of the last epoch if one is due, in a thread of the first rank.
+
+        Call it when the next epoch starts: a trial that is pruned after its report then writes
+        nothing, and no write starts after the study has removed its checkpoint. Collective.
+
+        Args:
+            report_error: Receives the error of a checkpoint that could not be written.
+        """
+        if self._spec.checkpoint_dir and self.epoch > self._saved_epoch and self._is_write_due():
+            self._writer.wait()
+            self._save_and_report(report_error, in_thread=True)
+
+    def complete_checkpoint(self, report_error: ReportWriteError) -> None:
+        """Write the checkpoint after the last epoch and return when it is complete. Collective.
+
+        After other epochs, only report a write in the thread that has failed.
+        """
+        if self._spec.checkpoint_dir and self.is_done:
+            self._writer.wait()
+            self._save_and_report(report_error, in_thread=False)
+        else:
+            self._report_failure(report_error)
+
+    def finish_checkpoint(self) -> None:
+        """Wait for a checkpoint that is being written; its error no longer matters."""
+        self._writer.wait()
+
     def write_checkpoint(self) -> None:
         """Write the complete checkpoint on the first rank, if the trial has a checkpoint directory.
 
         Raises:
             OSError: On the first rank, if the checkpoint cannot be written.
         """
-        if not self._spec.checkpoint_dir:
-            return
+        if self._spec.checkpoint_dir:
+            self._save_checkpoint(in_thread=False)
+
+    def _save_and_report(self, report_error: ReportWriteError, *, in_thread: bool) -> None:
+        self._report_failure(report_error)
+        try:
+            self._save_checkpoint(in_thread=in_thread)
+        except OSError as error:
+            report_error(self.epoch, error)
+
+    def _report_failure(self, report_error: ReportWriteError) -> None:
+        if (failure := self._writer.take_failure()) is not None:
+            report_error(*failure)
+
+    def _is_write_due(self) -> bool:
+        """Whether `checkpoint_every` asks for a checkpoint now; the same on all ranks."""
+        every = self._spec.checkpoint_every
+        if every != "auto":
+            return self.epoch % every == 0
+        if self._world.size == 1:
+            return self._writer.is_due
+        # The clocks and disks of ranks differ, but they must save sharded tensors together.
+        decision = torch.tensor([int(self._writer.is_due)], device=self._world.device)
+        self._world.broadcast_(decision)
+        return bool(decision.item())
+
+    def _save_checkpoint(self, *, in_thread: bool) -> None:
+        """Write the checkpoint on the first rank.
+
+        Sharded tensors are always written by the calling thread: ranks exchange them piece by
+        piece, and a copy for a thread would have to hold them whole on the first rank.
+        """
+        self._saved_epoch = self.epoch
         payload = {
             "training": self._spec.training_key(self._precision),
             "epoch": self.epoch,
@@ -134,8 +199,10 @@ class TrialTrainer:
         }
         sharded_tensors = find_sharded_tensors(payload)
         try:
-            if self._world.rank == 0:
-                save_checkpoint(self._spec.checkpoint_dir, self._spec.trial, payload)
+            if self._world.rank == 0 and in_thread and not sharded_tensors:
+                self._writer.start(payload)
+            elif self._world.rank == 0:
+                self._writer.write(payload)
         finally:
             for tensor in sharded_tensors:  # on an error too: the other ranks send their rows
                 tensor.finish_exchange()
@@ -154,12 +221,15 @@ class TrialTrainer:
         """
         if not self._spec.checkpoint_dir:
             return False
+        if self._world.rank == 0:  # left by a process that was killed while it wrote
+            remove_partial_checkpoints(self._spec.checkpoint_dir, self._spec.trial)
         payload = load_newest_checkpoint(self._spec, self._world, warn, precision=self._precision)
         if payload is None:
             return False
         for replica, state in zip(self.replicas, payload["replicas"], strict=True):
             replica.load_state_dict(state)
         self.epoch = int(payload["epoch"])
+        self._saved_epoch = self.epoch
         self.last_result = payload["last_result"]
         self._elapsed_seconds = float(self.last_result["seconds"])
         return True

@@ -70,3 +70,15 @@ def test_a_difference_is_named_without_its_values(head_folder: Path, tmp_path: P
     with pytest.raises(StudyError, match=r"study far exists \(`tracking.uri` differs\)") as caught:
         require_same_file(new, old.file, "exists")
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_file_of_an_earlier_version_is_that_of_its_study(
+    head_folder: Path, tmp_path: Path
+) -> None:
+    """Its plan holds a default that has changed since."""
+    stored = apply_cluster_defaults(STUDY_FILE + "storage: {checkpoint_every: 1}\n", tmp_path)
+    same = apply_cluster_defaults(STUDY_FILE, tmp_path)
+    require_same_file(same, stored.file, "exists")
+    other = apply_cluster_defaults(STUDY_FILE + "training: {epochs: 3}\n", tmp_path)
+    with pytest.raises(StudyError, match=r"`training.epochs` differs"):
+        require_same_file(other, stored.file, "exists")

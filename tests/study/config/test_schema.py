@@ -10,7 +10,7 @@ from study.config.loader import load_config, parse_config
 from study.config.planner import build_plan
 from study.errors import StudyError
 from study.trials.job import Job
-from tests.support.study_files import MINIMAL_FILE, write_study_file
+from tests.support.study_files import MINIMAL_FILE, build_minimal_plan, write_study_file
 from trainables.config import TrialSpec
 
 
@@ -43,6 +43,9 @@ def test_nmi_is_measured_only_if_requested(tmp_path: Path) -> None:
         ("resources: {cpus_per_trial: 0}", "`resources.cpus_per_trial`"),
         ("resources: {keep_mib: 0}", "`resources.keep_mib`"),
         ("resources: {keep_mib: .inf}", "`resources.keep_mib`"),
+        ("storage: {checkpoint_every: 0}", "`storage.checkpoint_every`: must be `auto` or"),
+        ("storage: {checkpoint_every: 1.5}", "number of epochs >= 1, but got 1.5"),
+        ("storage: {checkpoint_every: often}", "number of epochs >= 1, but got 'often'"),
         ("training: [1]", "`training`"),
         ("tracking: {uri: 'foo://bar'}", "http(s)://HOST"),
         ("tracking: {uri: 'foo://me:secret@bar'}", "foo://me:***@bar"),
@@ -61,6 +64,16 @@ def test_invalid_values_are_named(tmp_path: Path, text: str, message: str) -> No
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
+
+
+def test_a_file_without_the_key_keeps_the_default_of_the_version_that_stored_it() -> None:
+    stored, new, explicit = (
+        build_minimal_plan({} if value is None else {"storage": {"checkpoint_every": value}}).file
+        for value in (1, None, 2)
+    )
+    assert new.storage.checkpoint_every == "auto"
+    assert new.with_stored_defaults(stored) == stored
+    assert explicit.with_stored_defaults(stored) == explicit
 
 
 @pytest.mark.parametrize(

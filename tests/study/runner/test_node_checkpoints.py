@@ -35,6 +35,8 @@ def test_nodes_are_tidied_and_what_is_kept_comes_home(
     content = {name: os.urandom(250) for name in ("a", "b", "c", "d")}
     for name in ("a", "b", "c"):
         (there / checkpoint_filename(name)).write_bytes(content[name])
+    for name in ("a", "c"):  # as `save_checkpoint` names them while it writes
+        (there / f".writing-{checkpoint_filename(name)}-x").touch()
     (here / checkpoint_filename("d")).write_bytes(content["d"])
     node = ray.get_runtime_context().get_node_id()
     files = NodeCheckpoints(
@@ -43,6 +45,7 @@ def test_nodes_are_tidied_and_what_is_kept_comes_home(
     files.forget_checkpoint("a")
     files.update()
     wait_gone(there / checkpoint_filename("a"))
+    assert sorted(path.name for path in there.iterdir()) == [".writing-c.pt-x", "b.pt", "c.pt"]
     files.forget_checkpoint("c")
     files.update()
     assert files._files_to_drop == [checkpoint_filename("c")], "a round waits for its time"

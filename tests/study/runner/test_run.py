@@ -14,9 +14,11 @@ import pytest
 from study.config.plan import load_plan
 from study.directory import StudyDirectory
 from study.errors import StudyError
+from study.runner.retention import CheckpointRetention
 from study.runner.run import RunOptions, run
 from study.tracking.reader import read_table
 from tests.support.displays import RecordingDisplay
+from tests.support.late_checkpoints import LateCheckpointTrial
 from tests.support.running_studies import (
     SEARCH_ORIGINS,
     check_complete,
@@ -51,6 +53,33 @@ def test_only_the_best_checkpoint_of_each_loss_is_left(real_study: StudyDirector
     confirmed = table.trials[table.trials["origin"] == "confirm"].groupby("point")["trial"].first()
     assert len(best) == 2
     assert names == {*best, *confirmed}
+
+
+def test_checkpoints_that_appear_after_their_removal_are_removed_at_the_end(
+    tmp_path: Path, shared_ray: None
+) -> None:
+    study_dir = create_study(
+        tmp_path,
+        losses=["triplet"],
+        training={"epochs": 1, "batch_size": 32, "embedding_dim": 8},
+        search={"trials": 6, "repeats": 1, "stop_early": False},
+        resources={"max_concurrent": 1},
+    )
+    written: list[set[str]] = []
+    remove_stale = CheckpointRetention.remove_stale_checkpoints
+
+    def record_and_remove(retention: CheckpointRetention) -> None:
+        written.append({path.stem for path in study_dir.checkpoints_dir.glob("*.pt")})
+        remove_stale(retention)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointRetention, "remove_stale_checkpoints", record_and_remove)
+        options = RunOptions(trainable=LateCheckpointTrial, report=False)
+        assert run(study_dir, load_plan(study_dir.path), options=options).is_finished
+    trials = check_complete(study_dir)
+    assert len(written[-1]) > 1, "otherwise nothing appeared late"
+    kept = {path.stem for path in study_dir.checkpoints_dir.iterdir()}
+    assert kept == {trials.set_index("trial")["score"].idxmax()}
 
 
 def test_resuming_a_finished_study_runs_nothing(

@@ -22,7 +22,7 @@ class FakeWorkers:
     def __init__(self, resources: Any = None) -> None:
         self.created.append(self)
         self.trials: list[str] = []
-        self.steps, self.closed, self.device_failed = 0, False, False
+        self.steps, self.closed, self.released, self.device_failed = 0, False, False, False
 
     def assign_trial(self, spec: TrialSpec) -> None:
         self.trials.append(spec.trial)
@@ -34,6 +34,9 @@ class FakeWorkers:
 
     def close(self) -> None:
         self.closed = True
+
+    def release_trial(self) -> None:
+        self.released = True
 
 
 class FakeWorker(FakeWorkers):
@@ -68,6 +71,12 @@ def test_the_worker_is_reused_by_the_next_trial() -> None:
     (worker,) = FakeWorker.created
     assert worker.trials == ["a", "b"]
     assert not FakeRanks.created
+
+
+def test_clean_up_releases_the_trial_and_so_completes_its_checkpoint() -> None:
+    trial = StudyTrial(make_config())
+    trial.cleanup()
+    assert FakeWorker.created[0].released
 
 
 def test_a_process_whose_gpu_failed_takes_no_further_trial() -> None:

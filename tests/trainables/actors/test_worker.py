@@ -17,6 +17,7 @@ from trainables.actors.worker import TrialWorker, format_error_line, limit_gpu_m
 from trainables.config import TrialSpec
 from trainables.distributed.world import WorldError
 from trainables.training.errors import DivergedError
+from trainables.training.trial_trainer import ReportWriteError
 
 pytestmark = pytest.mark.split
 
@@ -30,7 +31,8 @@ class FakeTrainer:
     saved_epoch = 0
     """Epoch of the checkpoint, 0 for none."""
     errors: dict[str, Exception]
-    written: list[int]
+    events: list[str]
+    """Epochs and checkpoints, in order."""
 
     def __init__(self, spec: TrialSpec, context: Any, world: Any) -> None:
         self._raise_error("build")
@@ -39,6 +41,7 @@ class FakeTrainer:
     def run_epoch(self) -> None:
         self._raise_error("run_epoch")
         self.epoch += 1
+        self.events.append(f"epoch {self.epoch}")
         self.last_result = {"epoch": self.epoch, "score": self.epoch / 10}
 
     @property
@@ -60,9 +63,14 @@ class FakeTrainer:
             self.last_result = {"epoch": self.epoch, "score": self.epoch / 10}
         return self.epoch > 0
 
-    def write_checkpoint(self) -> None:
-        self._raise_error("write_checkpoint")
-        self.written.append(self.epoch)
+    def start_checkpoint(self, report_error: ReportWriteError) -> None:
+        self.events.append(f"start {self.epoch}")
+
+    def complete_checkpoint(self, report_error: ReportWriteError) -> None:
+        self.events.append(f"complete {self.epoch}")
+
+    def finish_checkpoint(self) -> None:
+        self.events.append(f"finish {self.epoch}")
 
     def _raise_error(self, method: str) -> None:
         if method in self.errors:
@@ -75,7 +83,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> type[FakeTrainer]:
 
     class OwnTrainer(FakeTrainer):
         errors: dict[str, Exception] = {}  # noqa: RUF012
-        written: list[int] = []  # noqa: RUF012
+        events: list[str] = []  # noqa: RUF012
 
     monkeypatch.setattr(worker_module, "TrialTrainer", OwnTrainer)
     return OwnTrainer
@@ -99,7 +107,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def worker(trainer: type[FakeTrainer], opened: list[str]) -> TrialWorker:
     """A worker with a trial."""
     worker = TrialWorker()
-    worker.assign_trial(make_spec("triplet", checkpoint_every=3))
+    worker.assign_trial(make_spec("triplet"))
     return worker
 
 
@@ -107,7 +115,8 @@ def test_a_trial_runs_to_its_end(worker: TrialWorker, trainer: type[FakeTrainer]
     results = [worker.step() for _ in range(N_EPOCHS)]
     assert [result["epoch"] for result in results] == [1, 2, 3, 4]
     assert [result["state"] for result in results] == ["running"] * 3 + ["finished"]
-    assert trainer.written == [3, 4], "every third epoch and the last"
+    assert trainer.events[:3] == ["start 0", "epoch 1", "complete 1"]
+    assert trainer.events[-4:] == ["start 3", "epoch 4", "complete 4", "finish 4"]
     first = results[0]
     assert (first["fingerprint"], first["weights"]) == ("data-print", "weights-print")
     assert (first["device"], first["warning"], first["error"]) == ("cpu", "", "")
@@ -128,16 +137,6 @@ def test_a_damaged_checkpoint_is_a_warning(worker: TrialWorker, trainer: type[Fa
     result = worker.step()
     assert (result["state"], result["epoch"]) == ("running", 1)
     assert "damaged" in result["warning"]
-
-
-def test_a_checkpoint_that_cannot_be_written_is_a_warning(
-    worker: TrialWorker, trainer: type[FakeTrainer]
-) -> None:
-    trainer.errors["write_checkpoint"] = OSError("no space left on device")
-    results = [worker.step() for _ in range(3)]
-    assert results[-1]["state"] == "running"
-    assert "epoch 3" in results[-1]["warning"]
-    assert "no space left" in results[-1]["warning"]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +162,7 @@ def test_an_error_is_a_result_and_the_next_trial_runs(
     assert str(error) in result["error"]
     assert ("traceback" in result) == (state == "failed")
     assert not worker.device_failed
+    assert trainer.events[-1:] == ([] if method == "build" else ["finish 0"])
     trainer.errors.clear()
     worker.assign_trial(make_spec("triplet"))
     assert worker.step()["state"] == "running"

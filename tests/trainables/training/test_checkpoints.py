@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from botocore.awsrequest import AWSResponse
 from moto.core.botocore_stubber import MockRawResponse
 
 from tests.support.s3_objects import put_object
+from tests.support.slow_disk import SlowDisk
 from trainables.training.checkpoints import (
     check_writable,
     checkpoint_path,
@@ -73,8 +75,26 @@ def test_files_of_interrupted_writes_are_removed(
         save_checkpoint(tmp_path, "a-0", {"epoch": 2})
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 2
+    remove_partial_checkpoints(tmp_path, "a")
+    assert len(list(tmp_path.iterdir())) == 2, "of another trial"
     remove_partial_checkpoints(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["a-0.pt"]
+
+
+def test_a_checkpoint_removed_while_it_is_written_does_not_appear(
+    tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    """The study removes the checkpoint of a pruned trial whose process may still write it."""
+    with ThreadPoolExecutor() as pool:
+        writes = [pool.submit(save_checkpoint, tmp_path, t, {"epoch": 1}) for t in ("a-1", "a-10")]
+        while len(list(tmp_path.iterdir())) < 2:
+            slow_disk.wait_for_write()
+        remove_checkpoint(tmp_path, "a-1")
+        slow_disk.release()
+        with pytest.raises(FileNotFoundError):
+            writes[0].result()
+        writes[1].result()
+    assert [path.name for path in tmp_path.iterdir()] == ["a-10.pt"], "that of another trial"
 
 
 class ExecutedWhenUnpickled:

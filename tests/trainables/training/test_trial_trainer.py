@@ -13,8 +13,10 @@ import torch
 from search_spaces.shared.training import TRAINING_PARAMS
 from tests.support import rank_cases as cases
 from tests.support.rank_pool import RankPool
+from tests.support.slow_disk import SlowDisk
 from tests.support.trial_specs import LOSS_PARAMS, are_all_equal, copy_weights, make_spec
 from trainables.training.baseline import untrained_metrics
+from trainables.training.checkpoints import load_checkpoint
 from trainables.training.context import TrainingContext
 from trainables.training.replica import ModelReplica
 from trainables.training.trial_trainer import TrialTrainer, average_metrics
@@ -44,12 +46,58 @@ def test_a_restored_trial_continues_bit_for_bit(
     assert second.is_done
 
 
+def test_a_trial_continues_bit_for_bit_from_a_checkpoint_written_while_it_trained(
+    glyphs_context: TrainingContext, tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    """The optimiser changes the weights on a CPU in place while the thread writes them."""
+    spec = make_spec("proxy_anchor", tmp_path)
+    first = TrialTrainer(spec, glyphs_context)
+    results = [first.run_epoch()]
+    first.start_checkpoint(fail_on_error)
+    slow_disk.wait_for_write()
+    results.append(first.run_epoch())
+    slow_disk.release()
+    first.finish_checkpoint()
+    second = TrialTrainer(spec, glyphs_context)
+    assert second.restore_checkpoint()
+    assert second.last_result["score"] == results[0]["score"]
+    assert second.run_epoch()["score"] == results[1]["score"]
+    assert are_all_equal(copy_weights(first), copy_weights(second))
+
+
+def test_a_restored_checkpoint_is_not_written_again(
+    glyphs_context: TrainingContext, tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    slow_disk.release()
+    spec = make_spec("triplet", tmp_path, checkpoint_every=1)
+    first = TrialTrainer(spec, glyphs_context)
+    first.start_checkpoint(fail_on_error)  # there is no epoch yet
+    first.run_epoch()
+    first.write_checkpoint()
+    (tmp_path / ".writing-triplet-0000.pt-x").touch()  # of a killed process
+    second = TrialTrainer(spec, glyphs_context)
+    assert second.restore_checkpoint()
+    assert [path.name for path in tmp_path.iterdir()] == ["triplet-0000.pt"]
+    second.start_checkpoint(fail_on_error)
+    second.run_epoch()
+    second.start_checkpoint(fail_on_error)
+    second.finish_checkpoint()
+    assert slow_disk.written == [1, 2]
+
+
+def fail_on_error(epoch: int, error: OSError) -> None:
+    raise AssertionError(f"the checkpoint of epoch {epoch} was not written") from error
+
+
 def test_a_trial_without_checkpoint_directory_writes_and_restores_nothing(
     glyphs_context: TrainingContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     trainer = TrialTrainer(make_spec("triplet"), glyphs_context)
     trainer.write_checkpoint()
+    trainer.run_epoch()
+    trainer.start_checkpoint(fail_on_error)
+    trainer.complete_checkpoint(fail_on_error)
     assert not trainer.restore_checkpoint()
     assert not list(tmp_path.iterdir())
 
@@ -67,6 +115,20 @@ def test_ranks_continue_together_when_their_checkpoint_cannot_be_written(
     assert [bool(result["error"]) for result in results] == [True, False, False]
     expected = rank_pool.run(3, cases.train_and_save, trial, str(tmp_path), 2)
     assert [r["score"] for r in results] == [r["score"] for r in expected]
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("shard", [True, False])
+def test_ranks_agree_when_to_write_although_their_clocks_differ(
+    rank_pool: RankPool, tmp_path: Path, shard: bool
+) -> None:
+    """The first rank's clock says: the first epoch, then after minutes, then the last."""
+    trial = cases.make_rank_spec("proxy_anchor", kind="features", shard=shard, epochs=6)
+    results = rank_pool.run(3, cases.train_with_own_clock, trial, str(tmp_path))
+    assert [result["saved"] for result in results] == [[1, 4, 6]] * 3
+    payload = load_checkpoint(tmp_path, trial.trial)
+    assert payload is not None
+    assert payload["epoch"] == 6
 
 
 def test_training_learns_unseen_classes(glyphs_context: TrainingContext) -> None:
