@@ -84,6 +84,11 @@ class TuneSearcher(Searcher):  # type: ignore[misc]
         self._trial_keys[trial_id] = spec["trial"]
         return {SPEC_KEY: spec}
 
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Forget a trial that Tune continues only to hold a GPU; the study's trial was requeued."""
+        if result.get("state") in ("lost", "held"):
+            self._trial_keys.pop(trial_id, None)
+
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:

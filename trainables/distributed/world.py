@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainables.utils.device_errors import ErrorKind, classify_error
+from trainables.utils.heartbeat import Heartbeat
+
 TRANSFER_PIECE_BYTES = 16 * 2**20
 
 
@@ -42,6 +45,10 @@ class World(Protocol):
     @property
     def device(self) -> torch.device:
         """Device on which this rank computes."""
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """Progress of this rank: its training and evaluation record every batch."""
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Replace the tensor by its sum over ranks."""
@@ -82,6 +89,7 @@ class SingleProcessWorld:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or default_device()
+        self.heartbeat = Heartbeat()
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Leave the tensor unchanged."""
@@ -115,6 +123,7 @@ class ProcessGroupWorld:
         self._group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.device = device or default_device()
+        self.heartbeat = Heartbeat()
         self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
@@ -260,14 +269,21 @@ class _AllReduceGradientFunction(torch.autograd.Function):
         return total, None
 
 
+_PEER_ERRORS = (ErrorKind.RANK_LOST, ErrorKind.OTHER)
+
+
 class _BackendErrorTranslator:
-    """Context manager that turns errors of the backend into a WorldError."""
+    """Context manager that turns errors of the backend into a WorldError.
+
+    Errors of this rank's own device stay what they are: lack of memory is not a lost rank.
+    """
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError):
+        is_peer_error = classify_error(error) in _PEER_ERRORS if error else False
+        if isinstance(error, RuntimeError) and is_peer_error:
             raise WorldError(f"a rank has exited: {error}") from error
 
 

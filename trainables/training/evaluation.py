@@ -51,13 +51,15 @@ def embed_items(
     ]
     own = batches[rank_slice(len(batches), world.rank, world.size)]
     first = next(iter(model.parameters()), torch.empty(0))
-    pieces = [
-        model(inputs.to(world.device, first.dtype)).float().cpu()
-        for inputs in feed.iter_evaluation_inputs(own)
-    ]
+    pieces = []
+    for inputs in feed.iter_evaluation_inputs(own):
+        pieces.append(model(inputs.to(world.device, first.dtype)).float().cpu())
+        world.heartbeat.beat()
     if world.size == 1:
         return _to_numpy(torch.cat(pieces))
-    return _to_numpy(_gather_embeddings(world, pieces, len(part), len(batches)))
+    gathered = _gather_embeddings(world, pieces, len(part), len(batches))
+    world.heartbeat.suspend()  # metrics and checkpoints may take any time
+    return _to_numpy(gathered)
 
 
 def _gather_embeddings(world: World, pieces: list[Tensor], total: int, n_batches: int) -> Tensor:

@@ -105,8 +105,10 @@ class ModelReplica:
         batches = self._draw_batches(seed)
         monitor = LossMonitor(self.world)
         sampled_steps = sampling_steps(len(batches))
+        self.world.heartbeat.beat()
         for step, (inputs, labels) in enumerate(self._iter_batches(batches, generator)):
             self._run_training_step(inputs, labels, monitor)
+            self.world.heartbeat.beat()
             if step in sampled_steps:
                 monitor.check_finite()
                 sample_usage()

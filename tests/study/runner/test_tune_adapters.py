@@ -49,6 +49,26 @@ def test_trials_pass_from_the_searcher_through_the_scheduler(tmp_path: Path) -> 
     assert [o.state for o in listener.outcomes.values()] == ["finished"] * 3
 
 
+def test_a_process_that_holds_a_gpu_and_dies_has_no_trial_to_lose(tmp_path: Path) -> None:
+    """The study's trial was requeued with the fault and runs elsewhere under the same key."""
+    controller = open_controller(make_plan(**PLAN), tmp_path, slots=2)
+    searcher, scheduler = TuneSearcher(controller), TuneScheduler(controller)
+    first = searcher.suggest("a")
+    assert isinstance(first, dict)
+    fault = {"state": "lost", "epoch": 0, "faulty_gpu": "GPU 0", "error": "ECC", "pid": 1}
+    fault["hardware_fault"] = True
+    assert scheduler.on_trial_result(None, tune_trial(first), fault) == TrialScheduler.STOP
+    again = searcher.suggest("b")
+    assert again == first
+    assert scheduler.on_trial_result(None, tune_trial(first), fault) == TrialScheduler.CONTINUE
+    searcher.on_trial_result("b", fault)
+    assert searcher.suggest("c") == first
+    held = {"state": "held", "epoch": 0, "faulty_gpu": "GPU 0", "pid": 1}
+    assert scheduler.on_trial_result(None, tune_trial(first), held) == TrialScheduler.CONTINUE
+    searcher.on_trial_complete("b", error=True)
+    assert list(controller.scheduler.running_jobs) == [first["spec"]["trial"]], "c still runs"
+
+
 def test_a_lost_process_is_retried(tmp_path: Path) -> None:
     controller = open_controller(make_plan(**PLAN), tmp_path)
     searcher = TuneSearcher(controller)
