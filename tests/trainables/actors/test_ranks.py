@@ -14,7 +14,7 @@ import pytest
 from tests.support.running_studies import write_features
 from tests.support.trial_specs import make_spec
 from trainables.actors.rank_actor import RankActor
-from trainables.actors.rank_devices import RankPlace
+from trainables.actors.rank_devices import RankPlace, choose_backend
 from trainables.config import TrialSpec
 from trainables.training.replica import ModelReplica
 
@@ -82,7 +82,7 @@ class StallingRank(RankActor):
                 hang_in_a_step()
             run_training_step(replica, *args)
 
-        ModelReplica._run_training_step = run_or_hang  # type: ignore[method-assign]
+        ModelReplica._run_training_step = run_or_hang  # type: ignore[assignment,method-assign]
 
 
 def hang_in_a_step() -> None:
@@ -97,9 +97,9 @@ def step_through(rank_class: type[Any], specs: list[dict[str, Any]], n_gpus: int
     stall_monitor.STEP_TIMEOUT_SECONDS = 3.0
     group = ranks.RankGroup({"ranks_per_trial": 2, "cpus_per_trial": 1}, rank_class)
     results = []
-    choose = functools.partial(ranks.choose_backend, {"gpus_per_trial": n_gpus})
     # The Ray of the tests has no GPUs, so the actors cannot ask for them.
-    ranks.choose_backend = lambda resources, *args: choose(*args)
+    choose = functools.partial(choose_backend, {"gpus_per_trial": n_gpus})
+    ranks.choose_backend = lambda resources, *args: choose(*args)  # type: ignore[attr-defined]
     for spec in specs:
         group.assign_trial(TrialSpec.from_dict(spec))
         try:

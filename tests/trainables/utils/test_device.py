@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
@@ -108,7 +109,7 @@ def test_memory_is_released_between_trials_on_a_gpu_only(monkeypatch: pytest.Mon
     calls: list[str] = []
     module = SimpleNamespace(empty_cache=lambda: calls.append("empty_cache"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    monkeypatch.setattr(device_module.gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     release_memory(CPU)
     assert calls == []
     release_memory(GPU)
