@@ -75,7 +75,7 @@ class TrialController:
     def start_next_trial(self) -> dict[str, Any] | None:
         """Return the next trial's spec as plain values; None when nothing can start now."""
         while (
-            len(self.scheduler.running_jobs) < self._count_usable_slots() + self._n_jobs_ahead
+            len(self.scheduler.running_jobs) < self._count_slots() + self._n_jobs_ahead
             and self._failures.may_start
         ):
             job = self.scheduler.next_job()
@@ -118,16 +118,11 @@ class TrialController:
 
     def get_progress(self) -> list[LossProgress]:
         """Return the progress of each loss; the trial started ahead does not count as running."""
-        return self.scheduler.get_progress(slots=self._count_usable_slots())
+        return self.scheduler.get_progress(slots=self._count_slots())
 
     def get_running_jobs(self) -> dict[str, Job]:
         """Return the running jobs, without the one started ahead."""
-        slots = self._count_usable_slots()
-        return dict(itertools.islice(self.scheduler.running_jobs.items(), slots))
-
-    def _count_usable_slots(self) -> int:
-        """Return how many trials run at once beside the processes that hold avoided GPUs."""
-        return max(0, self._count_slots() - self._failures.gpu_faults.count_holders())
+        return dict(itertools.islice(self.scheduler.running_jobs.items(), self._count_slots()))
 
     def handle_result(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Handle a trial's report after an epoch; return whether the trial must stop."""
@@ -212,14 +207,13 @@ class TrialController:
             f"{trial}: {error}; another process continues the trial"
             + ("; this GPU is not used any more in this run" if is_avoided else "")
         )
-        if is_avoided and self._count_usable_slots() <= 1:
-            self._stop_or_fail(job, error, is_certain=is_certain)
-            return True
-        if not self._retry_trial(job, reason=error, counts=not is_certain):
-            gpu_faults.forgive_faults(trial)
-        if is_held := gpu_faults.is_avoided(gpu):
+        if is_avoided:
             gpu_faults.record_holder(_process_name(result))
-        return not is_held
+        if is_avoided and self._count_slots() <= 0:
+            self._stop_or_fail(job, error, is_certain=is_certain)
+        elif not self._retry_trial(job, reason=error, counts=not is_certain):
+            gpu_faults.forgive_faults(trial)
+        return not is_avoided or self._release_gpu(result)
 
     def _stop_or_fail(self, job: Job, error: str, *, is_certain: bool) -> None:
         """Stop the run at the last GPU's last fault, or blame the trial that does so repeatedly."""

@@ -34,6 +34,7 @@ class FailurePolicy:
         scheduler: Defers and requeues trials.
         errors_dir: Where tracebacks of failed trials are written; None writes none.
         count_lost_nodes: Returns how many nodes the cluster has lost so far.
+        gpu_faults: Faults of GPUs in this run; None starts with none.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class FailurePolicy:
         *,
         errors_dir: Path | None = None,
         count_lost_nodes: Callable[[], int] = lambda: 0,
+        gpu_faults: GpuFaults | None = None,
     ) -> None:
         self._scheduler, self._errors_dir = scheduler, errors_dir
         self._count_lost_nodes = count_lost_nodes
@@ -50,7 +52,7 @@ class FailurePolicy:
         self._lost_nodes_seen: dict[str, int] = {}
         self._n_expected_refusals = 0
         self._gpu_stop_reason = ""
-        self.gpu_faults = GpuFaults()
+        self.gpu_faults = gpu_faults or GpuFaults()
 
     @property
     def may_start(self) -> bool:
