@@ -142,14 +142,20 @@ def test_a_process_that_refuses_a_trial_does_not_count_against_it(tmp_path: Path
     """A process with a broken context is given the next trial, by Tune, before it is replaced."""
     listener = RecordingListener()
     controller = open_controller(make_plan(losses=["triplet"]), tmp_path, listener, slots=9)
-    victim = start_trial(controller)
+    faulty, victim = (start_trial(controller) for _ in range(2))
+    for trial in (faulty, victim):
+        controller.handle_result(trial, {"state": "running", "epoch": 1, "score": 0.5})
     for number in range(3 * MAX_LOST_PROCESSES):
-        faulty = start_trial(controller)
         fault = make_fault(f"GPU {number}", is_certain=HARDWARE, pid=number)
         controller.handle_result(faulty, fault)
         controller.handle_lost_process(victim)
-        victim = start_trial(controller)
+        assert {start_trial(controller) for _ in range(2)} == {faulty, victim}
     assert not listener.outcomes
+    for _ in range(MAX_LOST_PROCESSES):
+        controller.handle_lost_process(victim)
+        assert start_trial(controller) == victim
+    controller.handle_lost_process(victim)
+    assert listener.outcomes[victim].state == "failed", "true losses still count"
 
 
 def test_the_stacks_of_a_stalled_trial_are_kept(tmp_path: Path) -> None:
