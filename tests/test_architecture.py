@@ -22,6 +22,7 @@ IMPORT_LOCATIONS = {
     "mlflow": {"study/tracking/"},
     "ray": {
         "trainables/actors/trainable.py",
+        "trainables/actors/rank_actor.py",
         "trainables/actors/ranks.py",
         "study/runner/",
         "study/cluster/head.py",

@@ -131,16 +131,19 @@ class TrialController:
 
     def handle_result(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Handle a trial's report after an epoch; return whether the trial must stop."""
+        if result["state"] == "held":  # the trial itself runs elsewhere or has ended
+            return self._release_gpu(result)
         job = self.scheduler.running_jobs.get(trial)
         if job is None:
             return True
+        if result.get("refuses_next_trial"):
+            self._failures.expect_refusal()
         state, epoch = result["state"], int(result["epoch"])
         self._trial_seconds[trial] = float(
             result.get("seconds", self._trial_seconds.get(trial, 0.0))
         )
         if state == "lost":
-            self.handle_lost_process(trial, str(result.get("error", "")))
-            return True
+            return self._handle_lost_trial(job, result)
         epochs_done = max(epoch, self.scheduler.epochs_done(trial))
         if state == "failed":
             self._failures.write_traceback(trial, str(result.get("traceback", "")))
@@ -186,20 +189,67 @@ class TrialController:
         )
         return True
 
-    def handle_lost_process(self, trial: str, reason: str = "") -> None:
-        """Retry a trial whose process died or that cannot reach its checkpoint.
-
-        Args:
-            trial: Key.
-            reason: What the trial reported, if it could.
-        """
+    def handle_lost_process(self, trial: str) -> None:
+        """Retry a trial whose process died without a report, or refused the trial."""
         job = self.scheduler.running_jobs.get(trial)
-        if job is None:
+        if job is not None:
+            self._retry_trial(job, counts=not self._failures.take_refusal())
+
+    def _handle_lost_trial(self, job: Job, result: Mapping[str, Any]) -> bool:
+        """Retry a trial that reported why it cannot continue; return whether its process is free.
+
+        The process that reports the last fault of a GPU is not freed: it holds the GPU.
+        """
+        trial, error = job.trial, str(result.get("error", ""))
+        self._failures.write_traceback(trial, str(result.get("traceback", "")))
+        gpu = str(result.get("faulty_gpu", ""))
+        if not gpu:
+            self._retry_trial(job, reason=error)
+            return True
+        gpu_faults, error = self._failures.gpu_faults, f"{error} ({gpu})"
+        gpu_faults.record_fault(gpu, trial)
+        is_avoided, is_certain = gpu_faults.is_avoided(gpu), bool(result.get("hardware_fault"))
+        self._display.show_warning(
+            f"{trial}: {error}; another process continues the trial"
+            + ("; this GPU is not used any more in this run" if is_avoided else "")
+        )
+        if is_avoided:
+            gpu_faults.record_holder(_process_name(result))
+        if is_avoided and self._count_slots() <= 0:
+            self._stop_or_fail(job, error, is_certain=is_certain)
+        elif not self._retry_trial(job, reason=error, counts=not is_certain):
+            gpu_faults.forgive_faults(trial)
+        return not is_avoided or self._release_gpu(result)
+
+    def _stop_or_fail(self, job: Job, error: str, *, is_certain: bool) -> None:
+        """Stop the run at the last GPU's last fault, or blame the trial that does so repeatedly."""
+        if is_certain or not self.scheduler.was_deferred(job.trial):
+            self._failures.stop_for_gpus(job.trial, error)
             return
-        if not (error := self._failures.retry_lost_process(trial)):
-            return
-        epochs_done, result = self.scheduler.epochs_done(trial), {"error": reason or error}
-        self._fail_trial(job, self._failure_outcome(job, "failed", epochs_done, result))
+        self._failures.gpu_faults.forgive_faults(job.trial)
+        self._fail_lost_trial(job, error)
+
+    def _release_gpu(self, result: Mapping[str, Any]) -> bool:
+        """Return whether a process that holds a GPU may end."""
+        gpu_faults, process = self._failures.gpu_faults, _process_name(result)
+        is_over = self.scheduler.is_finished() or bool(self.stop_reason)
+        if is_over or not gpu_faults.is_avoided(str(result["faulty_gpu"])):
+            gpu_faults.remove_holder(process)
+            return True
+        gpu_faults.record_holder(process)
+        return False
+
+    def _retry_trial(self, job: Job, *, reason: str = "", counts: bool = True) -> bool:
+        """Requeue a trial, or fail it if it was lost too often; return whether it was requeued."""
+        error = self._failures.retry_lost_process(job.trial, counts=counts)
+        if error:
+            self._fail_lost_trial(job, reason or error)
+        return not error
+
+    def _fail_lost_trial(self, job: Job, error: str) -> None:
+        epochs_done = self.scheduler.epochs_done(job.trial)
+        outcome = self._failure_outcome(job, "failed", epochs_done, {"error": error})
+        self._fail_trial(job, outcome)
 
     def _fail_trial(self, job: Job, outcome: TrialOutcome) -> None:
         if not self._failures.defer_failure(job, outcome):
@@ -229,6 +279,10 @@ class TrialController:
             error=str(result.get("error", "")),
             host=str(result.get("host", "")),
         )
+
+
+def _process_name(result: Mapping[str, Any]) -> str:
+    return f"{result.get('hostname', '')}:{result.get('pid', '')}"  # Tune adds both
 
 
 def _extract_metrics(result: Mapping[str, Any]) -> dict[str, float]:

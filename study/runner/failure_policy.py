@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from study.runner.circuit_breaker import CircuitBreaker
+from study.runner.gpu_faults import GpuFaults
 from study.search.job_scheduler import CRASHES_TO_FAIL, JobScheduler
 from study.trials.job import Job, TrialOutcome
 from study.utils.redaction import redact
@@ -22,12 +23,18 @@ class FailurePolicy:
       `CircuitBreaker`). It has failed if it fails the same way after the study is resumed.
     - A lost process is retried, up to `MAX_LOST_PROCESSES` times without a new epoch.
     - A lost node is a pause, however often it happens (spot instances).
+    - A hardware fault of a GPU does not count against the trial; the GPU is avoided after
+      `MAX_GPU_FAULTS` faults, which limits their number. Other errors of a GPU count like lost
+      processes, because a kernel may fail on the point's sizes: a trial whose faults follow it
+      over several GPUs has failed, and the GPUs are used again.
+    - If the last usable GPU is to be avoided, the run stops and the trial is deferred.
     - A trial during which the whole run crashed again and again fails at its next start.
 
     Args:
         scheduler: Defers and requeues trials.
         errors_dir: Where tracebacks of failed trials are written; None writes none.
         count_lost_nodes: Returns how many nodes the cluster has lost so far.
+        gpu_faults: Faults of GPUs in this run; None starts with none.
     """
 
     def __init__(
@@ -36,22 +43,26 @@ class FailurePolicy:
         *,
         errors_dir: Path | None = None,
         count_lost_nodes: Callable[[], int] = lambda: 0,
+        gpu_faults: GpuFaults | None = None,
     ) -> None:
         self._scheduler, self._errors_dir = scheduler, errors_dir
         self._count_lost_nodes = count_lost_nodes
         self._breaker = CircuitBreaker()
         self._lost_processes: dict[str, int] = {}
         self._lost_nodes_seen: dict[str, int] = {}
+        self._n_expected_refusals = 0
+        self._gpu_stop_reason = ""
+        self.gpu_faults = gpu_faults or GpuFaults()
 
     @property
     def may_start(self) -> bool:
         """Whether trials may be started now."""
-        return not self._breaker.is_open
+        return not self._breaker.is_open and not self._gpu_stop_reason
 
     @property
     def stop_reason(self) -> str:
         """Why no trial will be started any more though the plan is not done; empty if none."""
-        return self._breaker.stop_reason
+        return self._gpu_stop_reason or self._breaker.stop_reason
 
     def record_start(self, trial: str) -> None:
         """A trial was handed to Tune."""
@@ -82,14 +93,34 @@ class FailurePolicy:
         self._scheduler.defer_trial(job.trial, outcome.error)
         return True
 
-    def retry_lost_process(self, trial: str) -> str:
+    def expect_refusal(self) -> None:
+        """A process can train no further trial: the next one that Tune gives to it is lost."""
+        self._n_expected_refusals += 1
+
+    def take_refusal(self) -> bool:
+        """Whether a process that was lost without a report may be one that refused a trial."""
+        is_expected = self._n_expected_refusals > 0
+        self._n_expected_refusals -= is_expected
+        return is_expected
+
+    def stop_for_gpus(self, trial: str, error: str) -> None:
+        """Stop the run because no GPU is left; the trial with the last fault stays open."""
+        self._breaker.record_exit(trial)
+        self._gpu_stop_reason = f"no GPU without repeated faults is left ({error})"
+        self._scheduler.defer_trial(trial, error)
+
+    def retry_lost_process(self, trial: str, *, counts: bool = True) -> str:
         """Requeue a trial whose process was lost.
+
+        Args:
+            trial: Key.
+            counts: Whether the trial may be the reason.
 
         Returns:
             Empty if the trial will be retried, otherwise the error with which it fails.
         """
         self._breaker.record_exit(trial)
-        if not self.detect_lost_node(trial):  # a lost node does not count
+        if not self.detect_lost_node(trial) and counts:  # a lost node does not count
             self._lost_processes[trial] = self._lost_processes.get(trial, 0) + 1
         times = self._lost_processes.get(trial, 0)
         if times > MAX_LOST_PROCESSES:

@@ -147,10 +147,16 @@ def count_lost_nodes() -> int:
     return sum(not node["Alive"] for node in ray.nodes())
 
 
-def make_slot_counter(resources: ResourcesSection) -> Callable[[], int]:
+def make_slot_counter(
+    resources: ResourcesSection, count_held_slots: Callable[[], int] = lambda: 0
+) -> Callable[[], int]:
     """Return a function that says how many trials the cluster can run at once.
 
     It asks Ray again every few seconds, because clusters grow and shrink.
+
+    Args:
+        resources: Resources of a trial.
+        count_held_slots: Returns how many trials' resources are kept out of use.
     """
     state = {"slots": 1, "until": 0.0}
 
@@ -158,6 +164,7 @@ def make_slot_counter(resources: ResourcesSection) -> Callable[[], int]:
         if time.monotonic() >= state["until"]:
             state["slots"] = max(1, count_fitting_trials(resources, list_alive_nodes()))
             state["until"] = time.monotonic() + SLOT_REFRESH_SECONDS
-        return min(int(state["slots"]), resources.max_concurrent or 10**6)
+        usable = max(0, int(state["slots"]) - count_held_slots())
+        return min(usable, resources.max_concurrent or 10**6)
 
     return count_slots

@@ -20,11 +20,12 @@ from study.config.schema import ResourcesSection
 from study.runner.context import RunContext
 from study.runner.data_fingerprint import DataFingerprint
 from study.utils.paths import cache_dir, cache_dir_template
-from trainables.actors.worker import format_error_line, limit_gpu_memory
+from trainables.actors.worker import limit_gpu_memory
 from trainables.config import Split, TrialSpec
 from trainables.training.baseline import untrained_metrics
 from trainables.training.context import TrainingContext, open_context
 from trainables.training.restored_network import embed_validation_items
+from trainables.utils.device_errors import format_error_line
 from trainables.utils.host_paths import expand_host
 
 REMOTE_TASK_TIMEOUT_SECONDS = 1800.0

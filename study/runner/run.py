@@ -18,6 +18,7 @@ from study.runner.controller import TrialController
 from study.runner.data_fingerprint import DataFingerprint
 from study.runner.display import NullDisplay, ProgressDisplay
 from study.runner.failure_policy import FailurePolicy
+from study.runner.gpu_faults import GpuFaults
 from study.runner.host_checks import HostChecks
 from study.runner.live_report import LiveReport
 from study.runner.node_checkpoints import NodeCheckpoints
@@ -194,18 +195,19 @@ class _OpenRun:
             study_dir.checkpoint_location(plan),
             forget=self._node_checkpoints.forget_checkpoint,
         )
-        training = run_context.training
+        training, gpu_faults = run_context.training, GpuFaults()
         self.controller = TrialController(
             plan,
             run_context.scheduler,
             TrackingListener(run_context.tracker, plan, tags),
             cache_dir=cache_dir_template(),
-            count_slots=make_slot_counter(plan.file.resources),
+            count_slots=make_slot_counter(plan.file.resources, gpu_faults.count_holders),
             retention=self._retention,
             failure_policy=FailurePolicy(
                 run_context.scheduler,
                 errors_dir=study_dir.errors_dir,
                 count_lost_nodes=count_lost_nodes,
+                gpu_faults=gpu_faults,
             ),
             host_checks=HostChecks(
                 display,

@@ -84,6 +84,11 @@ class TuneSearcher(Searcher):  # type: ignore[misc]
         self._trial_keys[trial_id] = spec["trial"]
         return {SPEC_KEY: spec}
 
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Forget a trial that Tune continues only to hold a GPU; the study's trial was requeued."""
+        if result.get("state") in ("lost", "held"):
+            self._trial_keys.pop(trial_id, None)
+
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
@@ -106,6 +111,7 @@ class TuneScheduler(FIFOScheduler):  # type: ignore[misc]
     def __init__(self, controller: TrialController) -> None:
         super().__init__()
         self._local_ref = ProcessLocalRef(controller)
+        self._stopped_trial_ids: set[str] = set()
 
     @property
     def _controller(self) -> TrialController:
@@ -115,10 +121,19 @@ class TuneScheduler(FIFOScheduler):  # type: ignore[misc]
     def on_trial_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Return whether the trial continues or stops."""
         stops = self._controller.handle_result(trial.config[SPEC_KEY]["trial"], result)
+        if stops:
+            self._stopped_trial_ids.add(trial.trial_id)
         return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
     def on_trial_complete(self, controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        """Handle the last result of a trial that reported `done`: it arrives only here."""
+        """Handle the last result of a trial that reported `done`: it arrives only here.
+
+        The last result of a trial that the controller stopped arrives again, when the study's trial
+        may run once more under the same key.
+        """
+        if trial.trial_id in self._stopped_trial_ids:
+            self._stopped_trial_ids.discard(trial.trial_id)
+            return
         if result.get("done") and result.get("state") != "running":
             self._controller.handle_result(trial.config[SPEC_KEY]["trial"], result)
 

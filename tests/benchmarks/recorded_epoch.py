@@ -41,6 +41,7 @@ from trainables.training.context import TrainingContext
 from trainables.training.loss_monitor import LossMonitor
 from trainables.training.replica import ModelReplica
 from trainables.training.tasks import FoldTask
+from trainables.utils.heartbeat import Heartbeat
 
 STORED_PIXELS, INPUT_PIXELS, BATCH_SIZE = 36, 32, 16
 MODELLED_STORED_PIXELS = 256
@@ -102,6 +103,7 @@ class RecordedWorld:
 
     def __init__(self, size: int) -> None:
         self.size, self.device = size, register_pretend_device()
+        self.heartbeat = Heartbeat()
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Record an exchange."""

@@ -9,6 +9,7 @@ from study.config.plan import Plan
 from study.runner.controller import TrialController, TrialListener
 from study.runner.display import ProgressDisplay
 from study.runner.failure_policy import FailurePolicy
+from study.runner.gpu_faults import GpuFaults
 from study.runner.host_checks import HostChecks
 from study.runner.retention import CheckpointRetention
 from study.trials.job import Job, TrialOutcome
@@ -45,16 +46,19 @@ def open_controller(
     weights: str = "",
 ) -> TrialController:
     """Open a controller on a study directory, with one slot unless more are given."""
-    scheduler = open_scheduler(plan, directory)
+    scheduler, gpu_faults = open_scheduler(plan, directory), GpuFaults()
     return TrialController(
         plan,
         scheduler,
         listener or RecordingListener(),
         cache_dir=directory,
-        count_slots=lambda: slots,
+        count_slots=lambda: max(0, slots - gpu_faults.count_holders()),
         retention=CheckpointRetention(plan, scheduler, str(directory / "checkpoints")),
         failure_policy=FailurePolicy(
-            scheduler, errors_dir=directory / "errors", count_lost_nodes=count_lost_nodes
+            scheduler,
+            errors_dir=directory / "errors",
+            count_lost_nodes=count_lost_nodes,
+            gpu_faults=gpu_faults,
         ),
         host_checks=HostChecks(
             display,

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.support.pretend_device import PretendTensor, register_pretend_device
 from trainables.distributed.exchange import FinishedExchange, PendingExchange
 from trainables.distributed.world import rank_slice
+from trainables.utils.heartbeat import Heartbeat
 
 
 class MirroredWorld:
@@ -28,6 +29,7 @@ class MirroredWorld:
 
     def __init__(self, rank: int = 0) -> None:
         self.rank, self.device = rank, register_pretend_device()
+        self.heartbeat = Heartbeat()
         self.exchanges: Counter[str] = Counter()
 
     def all_reduce_sum_(self, partial: Tensor) -> None:

@@ -275,6 +275,21 @@ def train_with_own_clock(world: World, trial: TrialSpec, folder: str) -> dict[st
     return {"saved": [*saved, training._saved_epoch]}
 
 
+def count_heartbeats(world: World, trial: TrialSpec) -> tuple[int, int, bool, bool]:
+    """Train an epoch and evaluate it.
+
+    Returns:
+        Beats of the training, beats of the evaluation, and whether the rank is timed after each.
+    """
+    heartbeat, replica = world.heartbeat, make_replica(world, trial)
+    heartbeat.start_trial()
+    replica.train_epoch(0)
+    n_trained, is_timed = heartbeat._n_beats, heartbeat.seconds_since_beat is not None
+    replica.compute_metrics()
+    n_evaluated = heartbeat._n_beats - n_trained
+    return n_trained, n_evaluated, is_timed, heartbeat.seconds_since_beat is not None
+
+
 def resave_checkpoint(world: World, trial: TrialSpec, folder: str) -> None:
     """Load the checkpoint of a trial and save it again."""
     training = TrialTrainer(

@@ -8,30 +8,29 @@ number of ranks.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
-import psutil
 import ray
-import torch.distributed as dist
 from ray.exceptions import RayActorError
-from ray.util import get_current_placement_group, get_node_ip_address
+from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.actors.worker import TrialWorker, format_error_line
+from trainables.actors.rank_actor import WATCH_GROUP, RankActor
+from trainables.actors.rank_devices import UnequalDevicesError, choose_backend, share_gpu_ids
+from trainables.actors.stall_monitor import StallMonitor, describe_stall
 from trainables.config import TrialSpec
-from trainables.distributed.world import ProcessGroupWorld, default_device
+from trainables.utils.device_errors import format_error_line
 
 # Time that ranks have to notice the failure of another rank before they are killed.
 RANK_GRACE_SECONDS = 5.0
 
-# Time that ranks wait for each other in an exchange. A node that has just joined decodes the data
-# while the other ranks wait, and torch's default of ten minutes (nccl) would end a healthy trial.
-# Ray reports dead ranks, so the timeout is not needed to detect them.
-RANK_TIMEOUT = timedelta(hours=2)
+PROGRESS_INTERVAL_SECONDS = 20.0
+"""Time between two questions whether ranks make progress; shorter epochs are not asked."""
+
+REPLY_TIMEOUT_SECONDS = 10.0
+"""Time that a rank has to reply while it trains."""
 
 
 class RanksLostError(Exception):
@@ -60,6 +59,8 @@ class RankGroup:
     def step(self) -> dict[str, Any]:
         """Train one epoch on all ranks; return the first rank's report, or that of a failed rank.
 
+        Ranks that cannot train together, or make no progress, are killed and the trial is lost.
+
         Raises:
             RanksLostError: If a rank's process died. All ranks are killed.
         """
@@ -74,6 +75,9 @@ class RankGroup:
         except RayActorError as error:
             self.close()
             raise RanksLostError(f"a rank of the trial died: {format_error_line(error)}") from None
+        except UnequalDevicesError as error:
+            self.close()
+            return _make_lost_report(str(error), faulty_gpu=error.faulty_gpu, hardware_fault=True)
         return self._combine_reports(reports)
 
     def close(self) -> None:
@@ -90,7 +94,7 @@ class RankGroup:
             )
         ranks = int(self._resources["ranks_per_trial"])
         per_bundle = ranks // int(self._resources.get("nodes_per_trial", 1))
-        rank_class = ray.remote(self._rank_class)
+        rank_class = ray.remote(concurrency_groups={WATCH_GROUP: 1})(self._rank_class)
         self._actors = [
             rank_class.options(
                 num_cpus=float(self._resources.get("cpus_per_trial", 0)) / ranks,
@@ -101,7 +105,24 @@ class RankGroup:
             ).remote(rank, ranks)
             for rank in range(ranks)
         ]
+        self._choose_devices()
         self._form_process_group()
+
+    def _choose_devices(self) -> None:
+        """Show all ranks the GPUs of their node and let them use the same backend.
+
+        Raises:
+            UnequalDevicesError: If only some ranks see their GPU.
+        """
+        places = ray.get([actor.find_place.remote() for actor in self._actors])
+        sees_gpu = ray.get(
+            [
+                actor.show_gpus.remote(visible, index)
+                for actor, (visible, index) in zip(self._actors, share_gpu_ids(places), strict=True)
+            ]
+        )
+        backend = choose_backend(self._resources, places, sees_gpu)
+        ray.get([actor.set_backend.remote(backend) for actor in self._actors])
 
     def _form_process_group(self) -> None:
         """Form a process group, replacing the previous one."""
@@ -112,26 +133,53 @@ class RankGroup:
     def _collect_reports(self) -> dict[int, dict[str, Any]]:
         """Return the ranks' reports; after a failure wait briefly, since other ranks may hang."""
         ranks = {actor.step.remote(): rank for rank, actor in enumerate(self._actors)}
-        waiting, reports = list(ranks), {}
-        timeout = None
+        waiting, reports = list(ranks), dict[int, dict[str, Any]]()
+        monitor, has_failed = StallMonitor(), False
         while waiting:
+            timeout = RANK_GRACE_SECONDS if has_failed else PROGRESS_INTERVAL_SECONDS
             done, waiting = ray.wait(waiting, timeout=timeout)
-            if not done:
+            if done:
+                reports[ranks[done[0]]] = report = ray.get(done[0])
+                has_failed |= report["state"] in ("failed", "lost")
+            elif has_failed:
                 break
-            reports[ranks[done[0]]] = report = ray.get(done[0])
-            if report["state"] in ("failed", "lost"):
-                timeout = RANK_GRACE_SECONDS
+            elif stall := self._find_stall(monitor, [ranks[task] for task in waiting]):
+                return dict.fromkeys(ranks.values(), stall)
         return reports
+
+    def _find_stall(self, monitor: StallMonitor, training_ranks: list[int]) -> dict[str, Any]:
+        """Return the report of a stalled trial; empty if its ranks make progress."""
+        progress = self._ask_ranks(training_ranks, "measure_progress")
+        for rank, seconds_since_beat in progress.items():
+            monitor.record_progress(rank, seconds_since_beat)
+        seconds = monitor.find_stall_seconds(training_ranks)
+        if not seconds:
+            return {}
+        stacks = self._ask_ranks(training_ranks, "format_stacks")
+        error, dump = describe_stall(
+            seconds, {rank: stacks.get(rank, "") for rank in training_ranks}
+        )
+        return _make_lost_report(error, traceback=dump)
+
+    def _ask_ranks(self, ranks: list[int], method: str) -> dict[int, Any]:
+        """Return what ranks reply while they train, without those that do not reply in time."""
+        tasks = {rank: getattr(self._actors[rank], method).remote() for rank in ranks}
+        done, _ = ray.wait(
+            list(tasks.values()), num_returns=len(tasks), timeout=REPLY_TIMEOUT_SECONDS
+        )
+        return {rank: ray.get(task) for rank, task in tasks.items() if task in done}
 
     def _combine_reports(self, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
         broken = [report.pop("broken", False) for report in reports.values()]
-        failed = [reports[rank] for rank in sorted(reports) if reports[rank]["state"] == "failed"]
+        ordered = [reports[rank] for rank in sorted(reports)]
+        failed = [report for report in ordered if report["state"] == "failed"]
+        lost = [report for report in ordered if report["state"] == "lost"]
         complete = len(reports) == len(self._actors) and not any(broken)
-        if not failed and complete and all(r["state"] != "lost" for r in reports.values()):
+        if not failed and not lost and complete:
             return reports[0]
         if not failed:
             self.close()
-            raise RanksLostError(next(r["error"] for r in reports.values() if r["error"]))
+            return _select_lost_report(ordered)
         try:
             if complete:
                 # The ranks may have failed at different points of an exchange.
@@ -143,67 +191,18 @@ class RankGroup:
         return failed[0]
 
 
-class RankActor:
-    """Ray actor of one rank."""
+def _select_lost_report(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the report that says why ranks were lost.
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
-        self._store: Any = None
-        self._worker: TrialWorker | None = None
-
-    def open_rendezvous(self) -> tuple[str, int]:
-        """Open the rendezvous store on this node's own address and return its address and port."""
-        address = str(get_node_ip_address())
-        with socket.create_server((address, 0)) as server:
-            port = int(server.getsockname()[1])
-            self._store = dist.TCPStore(  # type: ignore[attr-defined]
-                address,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=os.dup(server.fileno()),
-            )
-        return address, port
-
-    def join_process_group(self, address: str, port: int) -> None:
-        """Join the process group of the trial: nccl on GPUs, gloo otherwise."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        self._worker = None
-        device = default_device()
-        interface = find_network_interface(str(get_node_ip_address()))
-        if interface:  # a host name may resolve to an address that other nodes cannot reach
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        store = self._store
-        if self._rank > 0:
-            store = dist.TCPStore(address, port)  # type: ignore[attr-defined]
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=self._rank,
-            world_size=self._size,
-            timeout=RANK_TIMEOUT,
-        )
-        self._worker = TrialWorker(ProcessGroupWorld(device=device))
-
-    def assign_trial(self, spec: Mapping[str, Any]) -> None:
-        """Set the next trial."""
-        assert self._worker is not None
-        self._worker.assign_trial(TrialSpec.from_dict(spec))
-
-    def step(self) -> dict[str, Any]:
-        """Train one epoch together with the other ranks and return the report.
-
-        The report also says whether this process can no longer train a trial (`broken`).
-        """
-        assert self._worker is not None
-        return {**self._worker.step(), "broken": self._worker.device_failed}
+    Raises:
+        RanksLostError: If none does: a rank or its node has exited. The error frees the trial's
+            placement group, which may contain a dead node.
+    """
+    for report in reports:
+        if report.get("faulty_gpu") or report.get("traceback"):
+            return report
+    raise RanksLostError(next(report["error"] for report in reports if report["error"]))
 
 
-def find_network_interface(address: str) -> str | None:
-    """Return the name of the network interface with an address, or None."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            return str(name)
-    return None
+def _make_lost_report(error: str, **details: Any) -> dict[str, Any]:
+    return {"state": "lost", "epoch": 0, "host": socket.gethostname(), "error": error, **details}

@@ -17,10 +17,17 @@ from typing import Any
 import torch
 
 from trainables.config import TrialSpec
-from trainables.distributed.world import World, WorldError
+from trainables.distributed.world import World, WorldError, trial_device
 from trainables.training.context import TrainingContext, open_context
 from trainables.training.errors import DivergedError
 from trainables.training.trial_trainer import TrialTrainer
+from trainables.utils.device import (
+    configure_allocator,
+    describe_gpu,
+    probe_device,
+    release_memory,
+)
+from trainables.utils.device_errors import ErrorKind, classify_error, format_error_line
 from trainables.utils.host_paths import expand_host
 
 _logger = logging.getLogger(__name__)
@@ -45,13 +52,15 @@ class TrialWorker:
         self._context: tuple[Any, TrainingContext] | None = None
         self._spec: TrialSpec | None = None
         self._training: TrialTrainer | None = None
+        self._gpu_name = ""
         self.device_failed = False
-        """Whether a CUDA error has made this process unable to train further trials."""
+        """Whether an error has made this process unable to train further trials on its GPU."""
 
     def assign_trial(self, spec: TrialSpec) -> None:
         """Set the next trial. `step` builds it, because a build error must become a result."""
         self.release_trial()
         self._spec = spec
+        release_memory(self._device)  # of a trial that was stopped early
 
     def release_trial(self) -> None:
         """Free the trial's memory, after a checkpoint that is being written."""
@@ -63,9 +72,10 @@ class TrialWorker:
         """Train one epoch of all folds and seeds and return the result.
 
         Its `state` is `running`, `finished`, `diverged`, `failed` or `lost`. A lost trial is
-        intact but cannot continue here and now, because another rank died or the storage of its
-        checkpoint does not respond. The checkpoint of a finished trial is complete; that of a
-        running one may be older than the report, or still be written.
+        intact but cannot continue here and now, because another rank died, the storage of its
+        checkpoint does not respond or its GPU failed, which then is named in `faulty_gpu`. The
+        checkpoint of a finished trial is complete; that of a running one may be older than the
+        report, or still be written.
         """
         epoch = self._training.epoch if self._training else 0
         result: dict[str, Any] = {"epoch": epoch, "host": socket.gethostname(), "error": ""}
@@ -78,17 +88,54 @@ class TrialWorker:
         except _CheckpointUnavailableError as error:
             result |= {"state": "lost", "error": str(error)}
         except Exception as error:
-            self.device_failed = _breaks_gpu(error)
-            result |= {
-                "state": "failed",
-                "error": format_error_line(error),
-                "traceback": f"pid {os.getpid()} on {result['host']}\n{traceback.format_exc()}",
-            }
+            result |= self._describe_failure(error)
         if result["state"] != "running":
             self.release_trial()
-        if result["state"] == "failed" and torch.cuda.is_available() and not self.device_failed:
-            torch.cuda.empty_cache()
+            release_memory(self._device)
+        if result["state"] not in ("running", "finished"):
+            result |= self._check_device(result)
         return result
+
+    @property
+    def _device(self) -> torch.device:
+        assert self._spec is not None
+        return self._world.device if self._world else trial_device(self._spec.resources)
+
+    def _describe_failure(self, error: Exception) -> dict[str, Any]:
+        """Return the result of an error: a fault of the GPU or of another rank is not the trial's.
+
+        A device-side assertion is the trial's own, but leaves the GPU unusable for this process.
+        """
+        kind = classify_error(error)
+        is_lost = kind.is_device_fault or kind is ErrorKind.RANK_LOST
+        self.device_failed = kind.is_device_fault or kind is ErrorKind.DEVICE_ASSERTION
+        text = f"pid {os.getpid()} on {socket.gethostname()}\n{traceback.format_exc()}"
+        result = {"state": "lost" if is_lost else "failed", "error": format_error_line(error)}
+        if is_lost and not kind.is_device_fault:
+            return result
+        result["traceback"] = text
+        if kind.is_device_fault:
+            result |= self._describe_gpu_fault(is_certain=kind is ErrorKind.HARDWARE_FAULT)
+        return result
+
+    def _describe_gpu_fault(self, *, is_certain: bool) -> dict[str, Any]:
+        gpu_name = self._gpu_name or describe_gpu(self._device)
+        return {"faulty_gpu": gpu_name, "hardware_fault": is_certain}
+
+    def _check_device(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Probe the GPU after any failure; a trial that failed on a broken GPU is lost.
+
+        Ranks of a lost trial are not probed: they are replaced anyway, and an exchange with a dead
+        rank may occupy the GPU.
+        """
+        if self.device_failed or (self._world and result["state"] == "lost"):
+            return {}
+        problem = probe_device(self._device)
+        self.device_failed = bool(problem)
+        if not problem:
+            return {}
+        error = f"{result['error']}; then the GPU failed: {problem}"
+        return {"state": "lost", "error": error, **self._describe_gpu_fault(is_certain=False)}
 
     def _train_next_epoch(self) -> dict[str, Any]:
         """Return the report of the next epoch.
@@ -101,7 +148,7 @@ class TrialWorker:
         training = self._training
         restored, warnings = False, list[str]()
         if training is None:
-            limit_gpu_memory(self._spec.resources)
+            self._prepare_device()
             self._training = training = TrialTrainer(self._spec, self._open_context(), self._world)
             restored = self._restore_checkpoint(training, warnings.append)
         if not restored:
@@ -117,6 +164,13 @@ class TrialWorker:
             **training.describe_environment(),
         }
         return {**training.last_result, "state": state, **environment}
+
+    def _prepare_device(self) -> None:
+        assert self._spec is not None
+        if self._device.type != "cpu":
+            configure_allocator()
+            limit_gpu_memory(self._spec.resources)
+            self._gpu_name = describe_gpu(self._device)  # which a failed driver could not tell
 
     def _restore_checkpoint(self, training: TrialTrainer, warn: Callable[[str], None]) -> bool:
         """Restore the checkpoint; return whether one exists."""
@@ -165,15 +219,3 @@ def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
     if torch.cuda.is_available() and 0 < fraction < 1:
         reserve = CUDA_CONTEXT_BYTES / torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(max(fraction - reserve, fraction / 2))
-
-
-def _breaks_gpu(error: BaseException) -> bool:
-    """Whether an error makes the GPU unusable for this process; out of memory does not."""
-    return "CUDA error" in str(error) and not isinstance(error, torch.OutOfMemoryError)
-
-
-def format_error_line(error: BaseException) -> str:
-    """Return the type and the last line of an exception's message."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    text = lines[-1].strip() if lines else ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,6 +6,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from trainables.utils.device_errors import ErrorKind, classify_error
+
+_PEER_ERRORS = (ErrorKind.RANK_LOST, ErrorKind.OTHER)
+
 
 class WorldError(RuntimeError):
     """A collective operation failed because another rank has exited."""
@@ -45,13 +49,17 @@ class PendingAllReduce:
 
 
 class BackendErrorTranslator:
-    """Context manager that turns errors of the backend into a WorldError."""
+    """Context manager that turns errors of the backend into a WorldError.
+
+    Errors of this rank's own device stay what they are: lack of memory is not a lost rank.
+    """
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError):
+        is_peer_error = classify_error(error) in _PEER_ERRORS if error else False
+        if isinstance(error, RuntimeError) and is_peer_error:
             raise WorldError(f"a rank has exited: {error}") from error
 
 

@@ -26,6 +26,7 @@ from trainables.distributed.exchange import (
     copy_back,
 )
 from trainables.distributed.exchange import WorldError as WorldError
+from trainables.utils.heartbeat import Heartbeat
 
 TRANSFER_PIECE_BYTES = 16 * 2**20
 
@@ -49,6 +50,10 @@ class World(Protocol):
     @property
     def device(self) -> torch.device:
         """Device on which this rank computes."""
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """Progress of this rank: its training and evaluation record every batch."""
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Replace the tensor by its sum over ranks."""
@@ -101,6 +106,7 @@ class SingleProcessWorld:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or default_device()
+        self.heartbeat = Heartbeat()
 
     def all_reduce_sum_(self, partial: Tensor) -> None:
         """Leave the tensor unchanged."""
@@ -145,6 +151,7 @@ class ProcessGroupWorld:
         self._group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.device = device or default_device()
+        self.heartbeat = Heartbeat()
         self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
 
     def all_reduce_sum_(self, partial: Tensor) -> None:

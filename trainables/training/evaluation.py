@@ -62,13 +62,15 @@ def embed_on_device(
     ]
     own = batches[rank_slice(len(batches), world.rank, world.size)]
     first = next(iter(model.parameters()), torch.empty(0))
-    pieces = [
-        model(inputs.to(world.device, first.dtype)).float()
-        for inputs in feed.iter_evaluation_inputs(own)
-    ]
+    pieces = []
+    for inputs in feed.iter_evaluation_inputs(own):
+        pieces.append(model(inputs.to(world.device, first.dtype)).float())
+        world.heartbeat.beat()
     if world.size == 1:
         return torch.cat(pieces)
-    return _gather_embeddings(world, pieces, len(part), len(batches))
+    gathered = _gather_embeddings(world, pieces, len(part), len(batches))
+    world.heartbeat.suspend()  # metrics and checkpoints may take any time
+    return gathered
 
 
 def _gather_embeddings(world: World, pieces: list[Tensor], total: int, n_batches: int) -> Tensor:

@@ -50,7 +50,7 @@ from trainables.training.optimizer import (
 from trainables.training.sharded_state import ShardedState
 from trainables.training.tasks import FoldTask
 from trainables.training.usage import sampling_steps
-from trainables.utils.device import empty_device_cache, synchronise_device
+from trainables.utils.device import release_memory, synchronise_device
 from trainables.utils.precision import resolve_precision, strict_float32
 from trainables.utils.seeding import derive_seed
 
@@ -119,8 +119,10 @@ class ModelReplica:
         batches = self._draw_batches(seed)
         monitor = LossMonitor(self.world)
         sampled_steps = sampling_steps(len(batches))
+        self.world.heartbeat.beat()
         for step, (inputs, labels) in enumerate(self._iter_batches(batches, generator)):
             self._run_training_step(inputs, labels, monitor)
+            self.world.heartbeat.beat()
             if step in sampled_steps:
                 monitor.check_finite()
                 sample_usage()
@@ -261,7 +263,7 @@ class ModelReplica:
         measure = self._memory.reduce()
         if measure:
             self.memory_notes.append(measure)
-            empty_device_cache(self.world.device)
+            release_memory(self.world.device)
         return bool(measure)
 
     def _build_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from study.config.loader import parse_config
 from study.config.planner import build_plan
 from study.config.schema import ResourcesSection
 from study.errors import StudyError
+from study.runner import placement
 from study.runner.autoscaling import possible_nodes_or_none
 from study.runner.placement import (
     check_capacity,
@@ -149,3 +151,15 @@ def test_resources_that_do_not_divide_are_refused(resources: dict[str, Any], mes
     content = {"name": "s", "data": "glyphs", "losses": ["triplet"], "resources": resources}
     with pytest.raises(StudyError, match=message):
         build_plan(parse_config(content))
+
+
+def test_slots_that_are_held_do_not_use_up_the_limit_of_a_study(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four GPUs one is held; a study that may use two still uses two."""
+    nodes = [{"CPU": 4.0, "GPU": 4.0}]
+    monkeypatch.setattr(placement, "list_alive_nodes", lambda: nodes)
+    for max_concurrent, held, slots in ((2, 1, 2), (2, 3, 1), (None, 1, 3), (1, 4, 0), (1, 9, 0)):
+        resources = ResourcesSection(gpus_per_trial=1, max_concurrent=max_concurrent)
+        count_slots = placement.make_slot_counter(resources, functools.partial(int, held))
+        assert count_slots() == slots

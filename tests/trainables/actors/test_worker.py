@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.trial_specs import make_spec
 from trainables.actors import worker as worker_module
-from trainables.actors.worker import TrialWorker, format_error_line, limit_gpu_memory
+from trainables.actors.worker import TrialWorker, limit_gpu_memory
 from trainables.config import TrialSpec
 from trainables.distributed.world import WorldError
 from trainables.training.errors import DivergedError
@@ -212,12 +213,100 @@ def test_fractions_of_a_gpu_leave_memory_for_the_cuda_context(
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("text", "is_certain"),
     [
-        (ValueError("one line"), "ValueError: one line"),
-        (ValueError("first\n\n  last  \n"), "ValueError: last"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        ("CUDA error: uncorrectable ECC error encountered", True),
+        ("CUDA driver error: unknown error", True),
+        ("No CUDA GPUs are available", True),
+        ("CUDA error: unspecified launch failure", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`", False),
+        ("NCCL error in: ProcessGroupNCCL.cpp:2006, unhandled cuda error", False),
     ],
 )
-def test_an_exception_is_reported_in_one_line(error: BaseException, line: str) -> None:
-    assert format_error_line(error) == line
+def test_a_fault_of_the_gpu_loses_the_trial_and_the_process(
+    worker: TrialWorker, trainer: type[FakeTrainer], text: str, is_certain: bool
+) -> None:
+    trainer.errors["run_epoch"] = RuntimeError(f"{text}\nadvice on debugging")
+    result = worker.step()
+    assert (result["state"], result["error"]) == ("lost", f"RuntimeError: {text}")
+    assert result["faulty_gpu"].endswith(f"on {result['host']}")
+    assert result["hardware_fault"] == is_certain
+    assert text in result["traceback"]
+    assert worker.device_failed
+
+
+def test_a_broken_connection_between_ranks_is_not_a_fault_of_the_gpu(
+    worker: TrialWorker, trainer: type[FakeTrainer]
+) -> None:
+    trainer.errors["run_epoch"] = dist.DistBackendError("NCCL error: ncclRemoteError")
+    result = worker.step()
+    assert result["state"] == "lost"
+    assert "faulty_gpu" not in result
+    assert not worker.device_failed
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (ValueError("wrong value"), "failed"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "failed"),
+        (DivergedError("the loss is nan"), "diverged"),
+    ],
+)
+@pytest.mark.parametrize("problem", ["", "CUDA error: unknown error"])
+def test_the_gpu_is_probed_after_any_failure(
+    worker: TrialWorker,
+    trainer: type[FakeTrainer],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    state: str,
+    problem: str,
+) -> None:
+    """A loss on a broken GPU may be NaN, and a library may call its failure lack of memory."""
+    trainer.errors["run_epoch"] = error
+    monkeypatch.setattr(worker_module, "probe_device", lambda device: problem)
+    result = worker.step()
+    assert result["state"] == ("lost" if problem else state)
+    assert worker.device_failed == bool(problem)
+    assert ("faulty_gpu" in result) == bool(problem)
+    assert str(error) in result["error"]
+    assert problem in result["error"]
+
+
+def test_the_gpu_is_not_probed_while_all_is_well(
+    worker: TrialWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "probe_device", lambda device: pytest.fail("probed"))
+    assert [worker.step()["state"] for _ in range(N_EPOCHS)][-1] == "finished"
+
+
+def test_memory_is_released_at_the_end_and_before_the_next_trial(
+    worker: TrialWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that is stopped early ends when the next one is assigned."""
+    released: list[torch.device] = []
+    monkeypatch.setattr(worker_module, "release_memory", released.append)
+    for n_released in (0, 0, 0, 1):
+        worker.step()
+        assert len(released) == n_released
+    worker.assign_trial(make_spec("triplet"))
+    assert len(released) == 2
+
+
+def test_a_trial_on_a_gpu_prepares_the_allocator_and_names_its_gpu(
+    worker: TrialWorker, trainer: type[FakeTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is taken before a fault, which may end the driver."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(worker_module, "release_memory", lambda device: None)
+    monkeypatch.setattr(worker_module, "configure_allocator", lambda: calls.append("allocator"))
+    names = iter(["A100 GPU-1", "unknown"])
+    monkeypatch.setattr(worker_module, "describe_gpu", lambda device: next(names))
+    worker.assign_trial(make_spec("triplet", resources={"gpus_per_trial": 1}))
+    worker.step()
+    assert calls == ["allocator"]
+    trainer.errors["run_epoch"] = RuntimeError("CUDA error: unknown error")
+    assert worker.step()["faulty_gpu"] == "A100 GPU-1"

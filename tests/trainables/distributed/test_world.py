@@ -112,6 +112,35 @@ def test_an_error_of_the_backend_is_a_world_error(rank_pool: RankPool) -> None:
         assert "Connection closed by peer" in message
 
 
+def error_type_in_an_exchange(world: World, error: Exception) -> str:
+    with mock.patch.object(dist, "all_reduce", mock.Mock(side_effect=error)):
+        try:
+            world.all_reduce_sum_(torch.zeros(1))
+        except RuntimeError as raised:
+            return type(raised).__name__
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (dist.DistBackendError("NCCL error: ncclUnhandledCudaError: Cuda failure 719"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
+        (dist.DistBackendError("NCCL error: ncclRemoteError: a remote process exited"), False),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), False),
+    ],
+)
+def test_an_error_of_the_own_device_in_an_exchange_is_not_a_lost_rank(
+    rank_pool: RankPool, error: Exception, kept: bool
+) -> None:
+    """A retry would repeat lack of memory and assertions, and blame the ranks for a GPU."""
+    (name, _) = rank_pool.run(2, error_type_in_an_exchange, error)
+    assert name == (type(error).__name__ if kept else "WorldError")
+
+
 def test_a_trial_uses_a_gpu_only_if_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert default_device().type == "cuda"

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.rank_cases import count_heartbeats, make_rank_spec, make_replica
+from tests.support.rank_pool import CPU, RankPool
 from tests.support.trial_specs import LOSS_PARAMS, make_spec
+from trainables.distributed.world import SingleProcessWorld
 from trainables.losses.kernels.blocks import MemoryBudget
 from trainables.training.context import TrainingContext
 from trainables.training.errors import DivergedError
@@ -89,3 +92,13 @@ def test_timed_steps_are_a_fraction_of_an_epoch(glyphs_context: TrainingContext)
     n_steps = len(replica.task.train) / 32
     assert seconds > 0
     assert share == pytest.approx(2 / n_steps, rel=0.1)
+
+
+def test_ranks_record_every_step_and_every_batch_of_an_evaluation(rank_pool: RankPool) -> None:
+    """Metrics and checkpoints may take any time, so ranks are not timed after the evaluation."""
+    trial = make_rank_spec("triplet")
+    steps = len(make_replica(SingleProcessWorld(CPU), trial)._draw_batches(1))
+    assert steps > 1
+    first, second = rank_pool.run(2, count_heartbeats, trial)
+    assert first == (1 + steps, 1, True, False)
+    assert second == (1 + steps, 0, True, False), "the only batch is embedded by the first rank"
