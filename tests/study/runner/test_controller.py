@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_counts_as_none_and_is_said(tmp_path: Path, damage:
     plan = make_plan(
         losses=["triplet"],
         data={"name": "arrays", "path": str(write_features(tmp_path))},
-        training={"epochs": 2, "batch_size": 32, "embedding_dim": 8},
+        training={"epochs": 3, "batch_size": 32, "embedding_dim": 8},
         search={"trials": 1, "repeats": 1, "stop_early": False},
     )
     display = RecordingDisplay()
@@ -139,7 +139,9 @@ def test_a_damaged_checkpoint_counts_as_none_and_is_said(tmp_path: Path, damage:
     trial = spec["trial"]
     worker = TrialWorker()
     worker.assign_trial(TrialSpec.from_dict(spec))
-    controller.handle_result(trial, worker.step())
+    for _ in range(2):  # a checkpoint is written beside the next epoch
+        controller.handle_result(trial, worker.step())
+    worker.release_trial()
     path = checkpoint_path(tmp_path / "checkpoints", trial)
     whole = path.read_bytes()
     assert not display.warnings
@@ -150,10 +152,10 @@ def test_a_damaged_checkpoint_counts_as_none_and_is_said(tmp_path: Path, damage:
     controller.handle_lost_process(trial)
     assert controller.start_next_trial() is not None
     worker.assign_trial(TrialSpec.from_dict(spec))
-    for _ in range(2):
+    for _ in range(3):
         controller.handle_result(trial, worker.step())
     assert listener.outcomes[trial].state == "finished"
-    assert listener.outcomes[trial].epochs == 2
+    assert listener.outcomes[trial].epochs == 3
     assert len(display.warnings) == 1, display.warnings
     assert f"{trial}: the checkpoint is damaged" in display.warnings[0]
 
