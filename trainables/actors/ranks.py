@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -31,6 +32,10 @@ PROGRESS_INTERVAL_SECONDS = 20.0
 
 REPLY_TIMEOUT_SECONDS = 10.0
 """Time that a rank has to reply while it trains."""
+
+
+MAX_MEMORY_LEVELS = 16
+"""How often the memory of a step is reduced: a share of 65,536 images can be halved so often."""
 
 
 class RanksLostError(Exception):
@@ -59,11 +64,28 @@ class RankGroup:
     def step(self) -> dict[str, Any]:
         """Train one epoch on all ranks; return the first rank's report, or that of a failed rank.
 
-        Ranks that cannot train together, or make no progress, are killed and the trial is lost.
+        Ranks that cannot train together, or make no progress, are killed and the trial is lost. If
+        a rank runs out of memory, all ranks continue from the checkpoint with smaller
+        micro-batches.
 
         Raises:
             RanksLostError: If a rank's process died. All ranks are killed.
         """
+        report = self._run_step()
+        while report.get("out_of_memory") and self._reduce_memory():
+            report = self._run_step()
+        return report
+
+    def _reduce_memory(self) -> bool:
+        """Let all ranks use less memory; return whether the trial may be tried again."""
+        assert self._spec is not None
+        level = int(self._spec.resources.get("memory_level", 0)) + 1
+        self.assign_trial(
+            replace(self._spec, resources={**self._spec.resources, "memory_level": level})
+        )
+        return level <= MAX_MEMORY_LEVELS
+
+    def _run_step(self) -> dict[str, Any]:
         assert self._spec is not None
         try:
             if not self._actors:

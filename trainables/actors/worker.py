@@ -110,10 +110,14 @@ class TrialWorker:
         is_lost = kind.is_device_fault or kind is ErrorKind.RANK_LOST
         self.device_failed = kind.is_device_fault or kind is ErrorKind.DEVICE_ASSERTION
         text = f"pid {os.getpid()} on {socket.gethostname()}\n{traceback.format_exc()}"
-        result = {"state": "lost" if is_lost else "failed", "error": format_error_line(error)}
+        result: dict[str, Any] = {
+            "state": "lost" if is_lost else "failed",
+            "error": format_error_line(error),
+        }
         if is_lost and not kind.is_device_fault:
             return result
         result["traceback"] = text
+        result["out_of_memory"] = isinstance(error, torch.OutOfMemoryError)
         if kind.is_device_fault:
             result |= self._describe_gpu_fault(is_certain=kind is ErrorKind.HARDWARE_FAULT)
         return result

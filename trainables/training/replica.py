@@ -256,6 +256,10 @@ class ModelReplica:
                 "resources.checkpoint_activations: the backbone does not support activation "
                 "checkpointing; set it to false"
             )
+        for _ in range(int(self._spec.resources.get("memory_level", 0))):
+            if not (measure := plan.reduce()):
+                raise RuntimeError("a step does not fit into the GPU's memory, even in parts")
+            self.memory_notes = [measure]
         return plan
 
     def _reduce_memory(self) -> bool:

@@ -15,6 +15,7 @@ from tests.support.running_studies import write_features
 from tests.support.trial_specs import make_spec
 from trainables.actors.rank_actor import RankActor
 from trainables.actors.rank_devices import RankPlace, choose_backend
+from trainables.actors.ranks import RankGroup
 from trainables.config import TrialSpec
 from trainables.training.replica import ModelReplica
 
@@ -189,3 +190,33 @@ def test_ranks_require_a_placement_group(shared_ray: None) -> None:
     group.assign_trial(make_spec("triplet"))
     with pytest.raises(RuntimeError, match="placement group"):
         group.step()
+
+
+class FullMemoryGroup(RankGroup):
+    """Ranks whose memory suffices from some level on."""
+
+    def __init__(self, sufficient_level: int) -> None:
+        super().__init__({"ranks_per_trial": 2})
+        self._sufficient_level = sufficient_level
+        self.levels: list[int] = []
+
+    def _run_step(self) -> dict[str, Any]:
+        assert self._spec is not None
+        level = int(self._spec.resources.get("memory_level", 0))
+        self.levels.append(level)
+        if level < self._sufficient_level:
+            return {"state": "failed", "error": "out of memory", "out_of_memory": True}
+        return {"state": "running", "error": ""}
+
+
+@pytest.mark.parametrize(("sufficient", "state"), [(0, "running"), (3, "running"), (99, "failed")])
+def test_ranks_that_run_out_of_memory_continue_with_less(sufficient: int, state: str) -> None:
+    group = FullMemoryGroup(sufficient)
+    group.assign_trial(make_spec("triplet"))
+    assert group.step()["state"] == state
+    assert group.levels == list(range(min(sufficient, 16) + 1))
+    group.step()
+    assert group.levels[-1] >= min(sufficient, 16), "the next epoch does not run out again"
+    group.assign_trial(make_spec("triplet"))
+    group.step()
+    assert 0 in group.levels[len(group.levels) // 2 :], "the next trial begins with all memory"

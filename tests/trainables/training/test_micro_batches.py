@@ -158,6 +158,17 @@ def test_a_trial_that_runs_out_of_memory_finishes_with_micro_batches(
     assert first["metrics"]["loss"] == pytest.approx(expected["metrics"]["loss"], rel=1e-4)
 
 
+def test_ranks_begin_with_the_memory_that_was_left_to_them(
+    contexts: dict[str, TrainingContext],
+) -> None:
+    spec = replace(build_spec("triplet"), resources={"memory_level": 2})
+    trainer = TrialTrainer(spec, contexts["vit"])
+    assert trainer.replicas[0]._memory.micro_batch == 5
+    assert "micro-batches of 5 images" in trainer.pop_memory_notes()[0]
+    with pytest.raises(RuntimeError, match="does not fit"):
+        TrialTrainer(replace(spec, resources={"memory_level": 16}), contexts["conv4"])
+
+
 def test_with_live_batch_norm_activations_are_computed_twice_instead(
     contexts: dict[str, TrainingContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
