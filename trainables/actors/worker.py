@@ -209,8 +209,14 @@ class TrialWorker:
             self._context = None  # free the old data before loading other data
             cache_dir = Path(expand_host(spec.cache_dir))
             context = open_context(spec.dataset, spec.backbone, cache_dir=cache_dir)
+            context.item_store.memory_fraction = compute_gpu_fraction(spec.resources) or 1.0
             self._context = (key, context)
         return self._context[1]
+
+
+def compute_gpu_fraction(resources: Mapping[str, Any]) -> float:
+    """Return the fraction of a GPU that each rank of a trial has; 0 without a GPU."""
+    return float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
 
 
 def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
@@ -219,7 +225,7 @@ def limit_gpu_memory(resources: Mapping[str, Any]) -> None:
     torch counts only its tensors. The memory that CUDA uses per process is subtracted from the
     fraction; otherwise the last of several trials on a GPU would run out of memory.
     """
-    fraction = float(resources.get("gpus_per_trial", 0)) / int(resources.get("ranks_per_trial", 1))
+    fraction = compute_gpu_fraction(resources)
     if torch.cuda.is_available() and 0 < fraction < 1:
         reserve = CUDA_CONTEXT_BYTES / torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(max(fraction - reserve, fraction / 2))

@@ -16,6 +16,7 @@ from tests.support.trial_specs import make_spec
 from trainables.actors import worker as worker_module
 from trainables.actors.worker import TrialWorker, limit_gpu_memory
 from trainables.config import TrialSpec
+from trainables.data.feed import DeviceItemStore
 from trainables.distributed.world import WorldError
 from trainables.training.errors import DivergedError
 from trainables.training.trial_trainer import ReportWriteError
@@ -98,7 +99,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def open_context(dataset: Any, backbone: Any, *, cache_dir: Path) -> Any:
         names.append(dataset["name"])
         data = SimpleNamespace(fingerprint="data-print")
-        return SimpleNamespace(dataset=data, initial_weights_fingerprint="weights-print")
+        return SimpleNamespace(
+            dataset=data,
+            initial_weights_fingerprint="weights-print",
+            item_store=DeviceItemStore(),
+        )
 
     monkeypatch.setattr(worker_module, "open_context", open_context)
     return names
@@ -310,3 +315,19 @@ def test_a_trial_on_a_gpu_prepares_the_allocator_and_names_its_gpu(
     assert calls == ["allocator"]
     trainer.errors["run_epoch"] = RuntimeError("CUDA error: unknown error")
     assert worker.step()["faulty_gpu"] == "A100 GPU-1"
+
+
+@pytest.mark.parametrize(
+    ("resources", "fraction"),
+    [
+        ({}, 1.0),
+        ({"gpus_per_trial": 0.25}, 0.25),
+        ({"gpus_per_trial": 4, "ranks_per_trial": 4}, 1.0),
+    ],
+)
+def test_resident_data_use_the_part_of_the_gpu_that_the_trial_has(
+    opened: list[str], resources: dict[str, Any], fraction: float
+) -> None:
+    worker = TrialWorker()
+    worker.assign_trial(replace(make_spec("triplet"), resources=resources))
+    assert worker._open_context().item_store.memory_fraction == fraction

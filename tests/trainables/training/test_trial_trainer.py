@@ -19,6 +19,7 @@ from trainables.training.baseline import untrained_metrics
 from trainables.training.checkpoints import load_checkpoint
 from trainables.training.context import TrainingContext
 from trainables.training.replica import ModelReplica
+from trainables.training.restored_network import load_network_weights
 from trainables.training.trial_trainer import TrialTrainer, average_metrics
 from trainables.training.usage import UsageMonitor
 
@@ -248,3 +249,32 @@ def test_gpu_utilisation_is_sampled_during_training_only(
     TrialTrainer(make_spec("triplet"), glyphs_context).run_epoch()
     assert events[-1] == "evaluated"
     assert set(events[:-1]) == {"sampled"}
+
+
+@pytest.mark.parametrize("loss", ["proxy_anchor", "triplet"])
+def test_bf16_ends_within_seed_noise_of_fp32(loss: str, glyphs_context: TrainingContext) -> None:
+    results = {}
+    for precision in ("fp32", "bf16"):
+        spec = make_spec(loss, replicas=3)
+        settings = replace(spec.settings, precision=precision, epochs=4)
+        trainer = TrialTrainer(replace(spec, settings=settings), glyphs_context)
+        while not trainer.is_done:
+            result = trainer.run_epoch()
+        results[precision] = result
+        assert trainer.describe_environment()["precision"] == precision
+    exact, rounded = results["fp32"], results["bf16"]
+    assert rounded["score"] != exact["score"], "bf16 has an effect"
+    assert abs(rounded["score"] - exact["score"]) < exact["score_std"]
+
+
+def test_a_checkpoint_of_another_precision_is_not_continued(
+    glyphs_context: TrainingContext, tmp_path: Path
+) -> None:
+    spec = make_spec("triplet", tmp_path)
+    first = TrialTrainer(spec, glyphs_context)
+    first.run_epoch()
+    first.write_checkpoint()
+    other = replace(spec, settings=replace(spec.settings, precision="bf16"))
+    assert not TrialTrainer(other, glyphs_context).restore_checkpoint()
+    assert TrialTrainer(spec, glyphs_context).restore_checkpoint()
+    assert load_network_weights(other) is not None, "the weights can be used all the same"
