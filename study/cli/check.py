@@ -31,7 +31,7 @@ def check_command(
     from study.cli.display import open_display
     from study.config.loader import load_config
     from study.config.planner import build_plan
-    from study.runner.cost import estimate_cost
+    from study.runner.cost import estimate_cost, estimate_gpu_memory
     from study.runner.preflight import check_storage, describe_data, open_data
     from study.tracking.health import check_store
     from study.utils.paths import cache_dir
@@ -44,11 +44,13 @@ def check_command(
         progress = display.show_build_progress if display else None
         context = open_data(plan, cache_dir=cache_dir(), progress=progress)
         cost = estimate_cost(plan, context, gpu_price=gpu_price)
+        memory = estimate_gpu_memory(plan, context)
     content = {
         "study": plan.name,
         "data": describe_data(plan, context),
         "losses": [_describe_loss_plan(plan, loss) for loss in plan.losses],
         "cost": cost,
+        "gpu_memory": memory,
         "advice": _collect_advice(plan),
     }
     if as_json:
@@ -90,7 +92,7 @@ def _collect_advice(plan: Plan) -> list[str]:
 
 
 def _print_plan(content: dict[str, Any]) -> None:
-    from study.runner.cost import format_cost
+    from study.runner.cost import format_cost, format_gpu_memory
 
     data = content["data"]
     click.echo(f"{content['study']}: {data['name']} ({data['kind']})")
@@ -114,6 +116,8 @@ def _print_plan(content: dict[str, Any]) -> None:
     for line in content["advice"]:
         click.echo(f"advice: {line}")
     click.echo(format_cost(content["cost"]))
+    if content["gpu_memory"] is not None:
+        click.echo(format_gpu_memory(content["gpu_memory"]))
 
 
 def _format_published_value(value: Any) -> str:

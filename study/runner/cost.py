@@ -1,15 +1,19 @@
-"""Cost estimate: trials times epochs times measured seconds."""
+"""Cost estimate: trials times epochs times measured seconds, and the GPU memory of a step."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from study.config.plan import Plan
 from study.utils.format import format_duration
+from trainables.config import TrialSpec
 from trainables.training.context import TrainingContext
+from trainables.training.memory_estimate import estimate_memory
 from trainables.training.trial_trainer import TrialTrainer
+from trainables.utils.precision_names import Precision
 
 N_MEASURED_STEPS = 4
 
@@ -29,6 +33,46 @@ def estimate_cost(
     """
     seconds = {loss: measure_epoch_seconds(plan, context, loss) for loss in plan.losses}
     return total_cost(plan, seconds, gpu_price=gpu_price)
+
+
+def estimate_gpu_memory(plan: Plan, context: TrainingContext) -> dict[str, Any] | None:
+    """Estimate the GPU memory of a training step with the largest batch of each loss.
+
+    Returns:
+        By loss the batch size, GiB of weights with their moments, MiB per image, and total GiB of
+        a rank; and the precision. None if trials have no GPU.
+    """
+    resources = plan.file.resources
+    if not resources.gpus_per_trial:
+        return None
+    by_loss: dict[str, Any] = {}
+    for loss in plan.losses:
+        spec = _build_timing_spec(plan, context, loss)
+        precision: Precision = "bf16" if spec.settings.precision in ("auto", "bf16") else "fp32"
+        replica = TrialTrainer(replace(spec, replicas=1, folds=1), context).replicas[0]
+        estimate = estimate_memory(replica, precision)
+        searched = plan.spaces[loss].distributions.get("batch_size")
+        batch_size = int(getattr(searched, "high", spec.settings.batch_size))
+        share = -(-batch_size // resources.ranks_per_trial)
+        by_loss[loss] = {
+            "batch_size": batch_size,
+            "precision": precision,
+            "state_gib": estimate.state_bytes / 2**30,
+            "mib_per_image": estimate.bytes_per_image / 2**20,
+            "total_gib": estimate.total_bytes(share) / 2**30,
+        }
+    return by_loss
+
+
+def format_gpu_memory(by_loss: Mapping[str, Any]) -> str:
+    """Format the memory of the loss that needs most."""
+    loss, most = max(by_loss.items(), key=lambda item: float(item[1]["total_gib"]))
+    return (
+        f"GPU memory of a step, at most about {most['total_gib']:.1f} GiB ({loss}, batch_size "
+        f"{most['batch_size']}, {most['precision']}: {most['state_gib']:.1f} GiB of weights and "
+        f"moments, {most['mib_per_image']:.0f} MiB per image); a GPU with less memory trains the "
+        "batch in parts"
+    )
 
 
 def total_cost(
@@ -63,14 +107,7 @@ def total_cost(
 
 def measure_epoch_seconds(plan: Plan, context: TrainingContext, loss: str) -> float:
     """Measure the seconds of one epoch from a few training steps and one evaluation."""
-    spec = plan.build_spec(
-        loss,
-        plan.example_point(loss),
-        trial="timing",
-        seed=0,
-        cache_dir=context.cache_dir,
-        checkpoint_dir="",
-    )
+    spec = _build_timing_spec(plan, context, loss)
     training = TrialTrainer(replace(spec, replicas=1), context)
     total = 0.0
     for replica in training.replicas:
@@ -79,6 +116,17 @@ def measure_epoch_seconds(plan: Plan, context: TrainingContext, loss: str) -> fl
         replica.compute_metrics()
         total += seconds / share + time.perf_counter() - started
     return total * spec.replicas
+
+
+def _build_timing_spec(plan: Plan, context: TrainingContext, loss: str) -> TrialSpec:
+    return plan.build_spec(
+        loss,
+        plan.example_point(loss),
+        trial="timing",
+        seed=0,
+        cache_dir=context.cache_dir,
+        checkpoint_dir="",
+    )
 
 
 def format_cost(cost: dict[str, Any]) -> str:

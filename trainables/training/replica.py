@@ -163,6 +163,11 @@ class ModelReplica:
         )
         return score_embeddings(vectors, self.task.evaluation, self._spec, self.world)
 
+    def read_inputs(self, rows: NDArray[np.int64]) -> Tensor:
+        """Return the network's inputs for some training items, without augmentation."""
+        inputs = next(iter(self._feed.iter_evaluation_inputs([rows])))
+        return inputs.to(self.model.head.weight)
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes; the saved form is equal for any world size."""
         loss, optimizer = self._sharded_state.collect_state_dicts()

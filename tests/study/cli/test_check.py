@@ -171,6 +171,19 @@ def test_check_prints_the_plan_and_the_cost(study: RunCommand) -> None:
     assert report["data"]["train_classes"] == 75
     assert {loss["loss"] for loss in report["losses"]} == {"proxy_anchor", "triplet"}
     assert report["cost"]["epochs_at_most"] == 12
+    assert report["gpu_memory"] is None, "trials without a GPU"
+
+
+def test_check_estimates_the_memory_of_a_gpu(study: RunCommand) -> None:
+    file = write_study_file(STUDY)
+    changes = ("--set", "resources.gpus_per_trial=1", "--set", "training.batch_size=[16, 128, log]")
+    done = study("check", file, *changes)
+    assert done.code == 0, done.err
+    assert "GPU memory of a step, at most about " in done.out
+    memory = json.loads(study("check", file, *changes, "--json").out)["gpu_memory"]["proxy_anchor"]
+    assert (memory["batch_size"], memory["precision"]) == (128, "bf16")
+    expected = memory["state_gib"] + 128 * memory["mib_per_image"] / 1024
+    assert memory["total_gib"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("sampler", ["cmaes", "tpe"])
