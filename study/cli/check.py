@@ -31,6 +31,7 @@ def check_command(
     from study.cli.display import open_display
     from study.config.loader import load_config
     from study.config.planner import build_plan
+    from study.errors import StudyError
     from study.runner.cost import estimate_cost, estimate_gpu_memory
     from study.runner.preflight import check_storage, describe_data, open_data
     from study.tracking.health import check_store
@@ -43,8 +44,11 @@ def check_command(
     with open_display(plan.name) if not as_json else nullcontext() as display:
         progress = display.show_build_progress if display else None
         context = open_data(plan, cache_dir=cache_dir(), progress=progress)
-        cost = estimate_cost(plan, context, gpu_price=gpu_price)
-        memory = estimate_gpu_memory(plan, context)
+        try:
+            cost = estimate_cost(plan, context, gpu_price=gpu_price)
+            memory = estimate_gpu_memory(plan, context)
+        except ValueError as error:  # a setting that the backbone does not support
+            raise StudyError(str(error)) from None
     content = {
         "study": plan.name,
         "data": describe_data(plan, context),

@@ -21,7 +21,14 @@ from study.search.job_scheduler import JobScheduler
 from study.trials.job import Job, LossProgress, TrialOutcome
 from study.trials.table import TrialStateName
 
-ENVIRONMENT_TAGS = ("host", "gpu", "precision", "torch_version")
+ENVIRONMENT_TAGS = (
+    "host",
+    "gpu",
+    "precision",
+    "torch_version",
+    "cudnn_version",
+    "timm_version",
+)
 """What a result says about where its epoch ran."""
 
 

@@ -49,17 +49,21 @@ def estimate_gpu_memory(plan: Plan, context: TrainingContext) -> dict[str, Any] 
     for loss in plan.losses:
         spec = _build_timing_spec(plan, context, loss)
         precision: Precision = "bf16" if spec.settings.precision in ("auto", "bf16") else "fp32"
-        replica = TrialTrainer(replace(spec, replicas=1, folds=1), context).replicas[0]
-        estimate = estimate_memory(replica, precision)
+        trainer = TrialTrainer(replace(spec, replicas=1), context)
+        n_replicas = spec.replicas * len(trainer.replicas)
+        estimate = estimate_memory(trainer.replicas[0], precision)
+        state_bytes = n_replicas * estimate.state_bytes
         searched = plan.spaces[loss].distributions.get("batch_size")
         batch_size = int(getattr(searched, "high", spec.settings.batch_size))
         share = -(-batch_size // resources.ranks_per_trial)
+        if spec.settings.micro_batch != "auto":
+            share = min(share, spec.settings.micro_batch)
         by_loss[loss] = {
             "batch_size": batch_size,
             "precision": precision,
-            "state_gib": estimate.state_bytes / 2**30,
+            "state_gib": state_bytes / 2**30,
             "mib_per_image": estimate.bytes_per_image / 2**20,
-            "total_gib": estimate.total_bytes(share) / 2**30,
+            "total_gib": (state_bytes + share * estimate.bytes_per_image) / 2**30,
         }
     return by_loss
 
@@ -70,8 +74,8 @@ def format_gpu_memory(by_loss: Mapping[str, Any]) -> str:
     return (
         f"GPU memory of a step, at most about {most['total_gib']:.1f} GiB ({loss}, batch_size "
         f"{most['batch_size']}, {most['precision']}: {most['state_gib']:.1f} GiB of weights and "
-        f"moments, {most['mib_per_image']:.0f} MiB per image); a GPU with less memory trains the "
-        "batch in parts"
+        f"moments, {most['mib_per_image']:.0f} MiB per image), besides resident data; a GPU with "
+        "less memory trains the batch in parts"
     )
 
 

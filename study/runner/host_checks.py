@@ -7,6 +7,13 @@ from typing import Any
 
 from study.runner.display import NullDisplay, ProgressDisplay
 
+ENVIRONMENT_NAMES = {
+    "precision": "precision",
+    "gpu": "kind of GPU",
+    "torch_version": "version of torch",
+}
+"""What the trials of a run should have in common, by key of a result."""
+
 
 class HostChecks:
     """Compares what trials report about their hosts with the study; warns once per host.
@@ -39,7 +46,7 @@ class HostChecks:
         self._check_checkpoint(trial, str(result.get("warning", "")))
         self._check_fingerprints(host, result)
         self._check_gpu(host, str(result.get("device", "")))
-        for key, what in (("precision", "precision"), ("gpu", "kind of GPU")):
+        for key, what in ENVIRONMENT_NAMES.items():
             self._check_environment(host, what, str(result.get(key, "")))
 
     def _check_checkpoint(self, trial: str, warning: str) -> None:
@@ -63,9 +70,11 @@ class HostChecks:
             )
 
     def _check_environment(self, host: str, what: str, value: str) -> None:
-        """Warn once if trials differ in precision or GPU, which changes their last digits."""
+        """Warn once if trials differ in what changes the last digits of their scores."""
+        if not value:
+            return
         known = self._environments.setdefault(what, value)
-        if value and known and known != value and (what, "") not in self._differing_hosts:
+        if known != value and (what, "") not in self._differing_hosts:
             self._differing_hosts.add((what, ""))
             self._display.show_warning(
                 f"the trials of this study differ in {what}: {value} on {host}, {known} before; "

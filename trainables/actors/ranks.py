@@ -171,6 +171,7 @@ class RankGroup:
 
     def _find_stall(self, monitor: StallMonitor, training_ranks: list[int]) -> dict[str, Any]:
         """Return the report of a stalled trial; empty if its ranks make progress."""
+        monitor.expect_replies(training_ranks)
         progress = self._ask_ranks(training_ranks, "measure_progress")
         for rank, seconds_since_beat in progress.items():
             monitor.record_progress(rank, seconds_since_beat)

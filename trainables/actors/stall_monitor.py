@@ -25,6 +25,11 @@ class StallMonitor:
         self._clock = clock
         self._last_beats: dict[int, float | None] = {}
 
+    def expect_replies(self, ranks: Collection[int]) -> None:
+        """Time ranks from now on, even if they never reply."""
+        for rank in ranks:
+            self._last_beats.setdefault(rank, self._clock())
+
     def record_progress(self, rank: int, seconds_since_beat: float | None) -> None:
         """A rank told how long ago it completed a batch; None if it may take any time now.
 

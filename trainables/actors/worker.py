@@ -27,7 +27,12 @@ from trainables.utils.device import (
     probe_device,
     release_memory,
 )
-from trainables.utils.device_errors import ErrorKind, classify_error, format_error_line
+from trainables.utils.device_errors import (
+    ErrorKind,
+    classify_error,
+    format_error_line,
+    is_device_memory_full,
+)
 from trainables.utils.host_paths import expand_host
 
 _logger = logging.getLogger(__name__)
@@ -117,7 +122,7 @@ class TrialWorker:
         if is_lost and not kind.is_device_fault:
             return result
         result["traceback"] = text
-        result["out_of_memory"] = isinstance(error, torch.OutOfMemoryError)
+        result["out_of_memory"] = is_device_memory_full(error)
         if kind.is_device_fault:
             result |= self._describe_gpu_fault(is_certain=kind is ErrorKind.HARDWARE_FAULT)
         return result

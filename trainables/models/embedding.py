@@ -60,10 +60,17 @@ class EmbeddingModel(nn.Module):
 
         They have the type of the weights: bfloat16 has too few digits for vectors of unit length.
         """
-        embed = _compile_embedding() if self.is_compiled else EmbeddingModel._embed
         with autocast_model(self.precision, items.device):
-            vectors: Tensor = embed(self, items)
+            vectors = self._embed_compiled(items) if self.is_compiled else self._embed(items)
         return vectors.to(self.head.weight.dtype)
+
+    def _embed_compiled(self, items: Tensor) -> Tensor:
+        try:
+            return _compile_embedding()(self, items)
+        except torch._dynamo.exc.FailOnRecompileLimitHit:
+            # Earlier trials of this process had other shapes; theirs are compiled again if needed.
+            torch._dynamo.reset()
+            return _compile_embedding()(self, items)
 
     def _embed(self, items: Tensor) -> Tensor:
         vectors: Tensor = self.head(self.norm(self.extract_features(items)))

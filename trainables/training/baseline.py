@@ -11,6 +11,7 @@ from trainables.training.context import TrainingContext, untrained_backbone
 from trainables.training.evaluation import embed_on_device, score_embeddings
 from trainables.training.tasks import build_fold_tasks
 from trainables.training.trial_trainer import average_metrics
+from trainables.utils.device import configure_device
 from trainables.utils.precision import autocast_model, resolve_precision
 from trainables.utils.precision_names import Precision
 
@@ -30,6 +31,7 @@ def untrained_metrics(
     world = world or SingleProcessWorld(trial_device(spec.resources))
     # This computes all features of a frozen backbone, which the trials need anyway.
     precision = resolve_precision(spec.settings.precision, world.device)
+    configure_device(world.device, precision, spec.resources)
     data = context.prepare_data(spec.settings.pooling, world.device, precision)
     backbone = untrained_backbone(context) if data.train.kind == "images" else None
     augment = context.build_transform("none", backbone) if backbone else None

@@ -47,6 +47,8 @@ def load_newest_checkpoint(
     with local_checkpoint_file(spec.checkpoint_dir, spec.trial) as path:
         payload = None if path is None else _read_or_warn(path, warn)
         if payload is not None and payload.get("training") not in keys:
+            if payload.get("training") in [spec.training_key(p) for p in PRECISIONS]:
+                warn(f"the checkpoint was trained in another precision than {precision}")
             payload = None
         epoch = -1 if payload is None else int(payload["epoch"])
         epochs = _all_gather_int(world, epoch)

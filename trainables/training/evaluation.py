@@ -15,6 +15,8 @@ from trainables.distributed.world import SingleProcessWorld, World, rank_slice
 from trainables.retrieval.concentration import concentration_step, similarity_concentration
 from trainables.retrieval.metrics import compute_nmi, evaluate
 from trainables.training.errors import DivergedError
+from trainables.utils.device import release_memory
+from trainables.utils.device_errors import is_device_memory_full
 
 EVALUATION_BATCH_SIZE = 512
 
@@ -64,13 +66,26 @@ def embed_on_device(
     first = next(iter(model.parameters()), torch.empty(0))
     pieces = []
     for inputs in feed.iter_evaluation_inputs(own):
-        pieces.append(model(inputs.to(world.device, first.dtype)).float())
+        pieces.append(_embed_in_parts(model, inputs.to(world.device, first.dtype)).float())
         world.heartbeat.beat()
     if world.size == 1:
         return torch.cat(pieces)
     gathered = _gather_embeddings(world, pieces, len(part), len(batches))
     world.heartbeat.suspend()  # metrics and checkpoints may take any time
     return gathered
+
+
+def _embed_in_parts(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the embeddings of a batch, of one half after the other if memory does not suffice."""
+    try:
+        embedded: Tensor = model(inputs)
+        return embedded
+    except RuntimeError as error:
+        if not is_device_memory_full(error) or len(inputs) < 2:
+            raise
+    release_memory(inputs.device)
+    halves = torch.split(inputs, -(-len(inputs) // 2))
+    return torch.cat([_embed_in_parts(model, half) for half in halves])
 
 
 def _gather_embeddings(world: World, pieces: list[Tensor], total: int, n_batches: int) -> Tensor:

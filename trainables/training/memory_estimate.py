@@ -29,10 +29,6 @@ class MemoryEstimate:
     state_bytes: int
     bytes_per_image: float
 
-    def total_bytes(self, n_images: int) -> float:
-        """Return the memory of a step with some images per rank."""
-        return self.state_bytes + n_images * self.bytes_per_image
-
 
 def estimate_memory(replica: ModelReplica, precision: Precision) -> MemoryEstimate:
     """Estimate the memory of a replica's training step in some precision.

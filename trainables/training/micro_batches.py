@@ -19,6 +19,7 @@ from trainables.config import TrainingSettings
 from trainables.models.backbone import BATCH_NORM_TYPES
 
 EmbedFunction = Callable[[Tensor], Tensor]
+ContextFactory = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class MemoryPlan:
@@ -108,7 +109,8 @@ def backpropagate_chunks(
     chunks: tuple[Tensor, ...],
     states: list[RandomState],
     gradient: Tensor,
-    accumulate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    accumulate: ContextFactory = contextlib.nullcontext,
+    during_backward: ContextFactory = contextlib.nullcontext,
 ) -> None:
     """Embed micro-batches with a graph and add the gradients to those of the parameters.
 
@@ -118,13 +120,16 @@ def backpropagate_chunks(
         states: States of the random generators that `embed_without_graph` returned.
         gradient: Gradient of all embeddings.
         accumulate: Returns the context of all backward passes but the last.
+        during_backward: Returns the context of each backward pass.
     """
     parts = torch.split(gradient, [len(chunk) for chunk in chunks])
     after = RandomState(gradient.device)
     for i, (chunk, state, part) in enumerate(zip(chunks, states, parts, strict=True)):
         state.restore()
-        with contextlib.nullcontext() if i == len(chunks) - 1 else accumulate():
-            embed(chunk).backward(part)  # type: ignore[no-untyped-call]
+        embedded = embed(chunk)
+        is_last = i == len(chunks) - 1
+        with contextlib.nullcontext() if is_last else accumulate(), during_backward():
+            embedded.backward(part)  # type: ignore[no-untyped-call]
     after.restore()
 
 

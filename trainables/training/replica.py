@@ -51,7 +51,9 @@ from trainables.training.sharded_state import ShardedState
 from trainables.training.tasks import FoldTask
 from trainables.training.usage import sampling_steps
 from trainables.utils.device import release_memory, synchronise_device
+from trainables.utils.device_errors import is_device_memory_full
 from trainables.utils.precision import resolve_precision, strict_float32
+from trainables.utils.precision_names import Precision
 from trainables.utils.seeding import derive_seed
 
 
@@ -65,6 +67,7 @@ class ModelReplica:
         seed: Seed of this replica.
         fold: Fold of this replica, used only to derive its random streams.
         world: The ranks that train the replica together; each rank has its own instance.
+        precision: Precision of the network; None chooses it for the device.
     """
 
     def __init__(
@@ -76,13 +79,14 @@ class ModelReplica:
         seed: int,
         fold: int,
         world: World,
+        precision: Precision | None = None,
     ) -> None:
         self._settings, self.task, self.world = spec.settings, task, world
         self._spec = spec
         self.memory_notes: list[str] = []
         """Measures taken after the device ran out of memory."""
         self._stream_seed = derive_seed(seed, "fold", fold)
-        self._precision = resolve_precision(spec.settings.precision, world.device)
+        self._precision = precision or resolve_precision(spec.settings.precision, world.device)
         classes, self._labels = np.unique(task.train.labels, return_inverse=True)
         self._shares = BatchShares(world)
         self.model, self.augment = self._build_model(context)
@@ -219,9 +223,12 @@ class ModelReplica:
             try:
                 value, vectors = self._compute_step_gradients(inputs, labels)
                 break
-            except torch.OutOfMemoryError:
-                if self.world.size > 1 or not self._reduce_memory():
+            except RuntimeError as error:
+                if not is_device_memory_full(error) or self.world.size > 1:
                     raise
+                if not self._reduce_memory():
+                    raise
+            release_memory(self.world.device)  # not before the error has released its tensors
         monitor.add_step(value, vectors)
         self._exchange_gradients()
 
@@ -240,11 +247,12 @@ class ModelReplica:
             value: Tensor = self.loss(vectors, labels)
             value.backward()  # type: ignore[no-untyped-call]
         gradient = torch.zeros_like(own) if own.grad is None else own.grad
-        with self._memory.running_statistics():
-            if len(chunks) == 1:
+        paused = self._memory.running_statistics
+        if len(chunks) == 1:
+            with paused():
                 embedded.backward(gradient)  # type: ignore[no-untyped-call]
-            else:
-                backpropagate_chunks(embed, chunks, states, gradient, self._buckets.accumulate)
+        else:
+            backpropagate_chunks(embed, chunks, states, gradient, self._buckets.accumulate, paused)
         return value.detach(), vectors.detach()
 
     def _embed(self, inputs: Tensor) -> Tensor:
@@ -272,7 +280,6 @@ class ModelReplica:
         measure = self._memory.reduce()
         if measure:
             self.memory_notes.append(measure)
-            release_memory(self.world.device)
         return bool(measure)
 
     def _build_model(

@@ -17,6 +17,7 @@ from trainables.training.checkpoint_exchange import load_newest_checkpoint
 from trainables.training.context import TrainingContext
 from trainables.training.evaluation import embed_items
 from trainables.training.tasks import build_fold_tasks
+from trainables.utils.device import configure_device
 from trainables.utils.precision import resolve_precision
 
 
@@ -53,6 +54,7 @@ def embed_validation_items(
     network = restore_network(spec, context, weights)
     precision = resolve_precision(spec.settings.precision, world.device)
     network.precision = precision
+    configure_device(world.device, precision, spec.resources)
     data = context.prepare_data(spec.settings.pooling, world.device, precision)
     part = build_fold_tasks(data, "validation", spec.folds)[0].evaluation
     backbone = network.backbone

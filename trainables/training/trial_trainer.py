@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from trainables.training.tasks import build_fold_tasks
 from trainables.training.usage import UsageMonitor, reduce_usage
 from trainables.utils.device import configure_device, describe_device
 from trainables.utils.precision import resolve_precision
+from trainables.utils.precision_names import PRECISIONS, Precision
 
 ReportWriteError = Callable[[int, OSError], None]
 """Receives the epoch of a checkpoint that could not be written, and the error."""
@@ -50,13 +52,23 @@ class TrialTrainer:
         self._saved_epoch = 0
         self._writer = CheckpointWriter(spec.checkpoint_dir, spec.trial)
         self._world = world = world or SingleProcessWorld(trial_device(spec.resources))
-        self._precision = resolve_precision(spec.settings.precision, world.device)
+        self._precision = agree_on_precision(
+            resolve_precision(spec.settings.precision, world.device), world
+        )
         configure_device(world.device, self._precision, spec.resources)
         data = context.prepare_data(spec.settings.pooling, world.device, self._precision)
         tasks = build_fold_tasks(data, spec.split, spec.folds)
         self._replicas_by_seed = [
             [
-                ModelReplica(spec, context, task, seed=spec.seed + i, fold=fold, world=world)
+                ModelReplica(
+                    spec,
+                    context,
+                    task,
+                    seed=spec.seed + i,
+                    fold=fold,
+                    world=world,
+                    precision=self._precision,
+                )
                 for fold, task in enumerate(tasks)
             ]
             for i in range(spec.replicas)
@@ -110,7 +122,13 @@ class TrialTrainer:
     def describe_environment(self) -> dict[str, str]:
         """Return the precision, the name of the GPU if there is one, and the version of torch."""
         gpu = describe_device(self._world.device) if self.device == "cuda" else ""
-        return {"precision": self._precision, "gpu": gpu, "torch_version": torch.__version__}
+        return {
+            "precision": self._precision,
+            "gpu": gpu,
+            "torch_version": torch.__version__,
+            "timm_version": importlib.metadata.version("timm"),
+            "cudnn_version": _read_cudnn_version() if gpu else "",
+        }
 
     def pop_memory_notes(self) -> list[str]:
         """Return the measures taken after an out-of-memory error since the last call."""
@@ -233,6 +251,19 @@ class TrialTrainer:
         self.last_result = payload["last_result"]
         self._elapsed_seconds = float(self.last_result["seconds"])
         return True
+
+
+def _read_cudnn_version() -> str:
+    return str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+
+
+def agree_on_precision(own: Precision, world: World) -> Precision:
+    """Return the most precise of all ranks' precisions; their GPUs may be of different kinds."""
+    if world.size == 1:
+        return own
+    index = torch.tensor([float(PRECISIONS.index(own))], device=world.device)
+    world.all_reduce_max_(index)
+    return PRECISIONS[int(index)]
 
 
 def average_metrics(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -160,6 +160,12 @@ def classify_error(error: BaseException) -> ErrorKind:
     return ErrorKind.RANK_LOST if isinstance(error, dist.DistError) else ErrorKind.OTHER
 
 
+def is_device_memory_full(error: BaseException) -> bool:
+    """Whether the memory of a device, not that of the host, did not suffice."""
+    is_host = isinstance(error, MemoryError) or "defaultcpuallocator" in str(error).lower()
+    return classify_error(error) is ErrorKind.OUT_OF_MEMORY and not is_host
+
+
 def format_error_line(error: BaseException) -> str:
     """Return the type of an exception and one line of its message.
 

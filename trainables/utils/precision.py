@@ -26,17 +26,13 @@ _MODEL_BACKENDS = (_backends.cuda.matmul, _backends.cudnn.conv)
 def resolve_precision(setting: PrecisionSetting, device: torch.device) -> Precision:
     """Return the precision of a model on a device.
 
-    `auto` is bf16 on GPUs with tensor cores for it and fp32 elsewhere.
+    `auto` is bf16 on GPUs with tensor cores for it and fp32 elsewhere. Where a device has no TF32,
+    `tf32` is fp32.
 
     Raises:
-        ValueError: If the device does not have the requested precision.
+        ValueError: If bf16 is requested of a GPU without it.
     """
     if device.type != "cuda":
-        if setting == "tf32":
-            raise ValueError(
-                "precision tf32 needs a GPU, but the trial trains on the "
-                f"{device.type.upper()}; use auto, bf16 or fp32"
-            )
         return "bf16" if setting == "bf16" else "fp32"
     return _resolve_on_gpu(setting, torch.cuda.get_device_capability(device))
 
@@ -45,12 +41,12 @@ def _resolve_on_gpu(setting: PrecisionSetting, capability: tuple[int, int]) -> P
     has_tensor_cores = capability >= MIN_BF16_CAPABILITY
     if setting == "auto":
         return "bf16" if has_tensor_cores else "fp32"
-    if setting != "fp32" and not has_tensor_cores:
+    if setting == "bf16" and not has_tensor_cores:
         raise ValueError(
-            f"precision {setting} needs a GPU of compute capability 8.0 or higher, but this one "
-            f"has {capability[0]}.{capability[1]}; use auto or fp32"
+            "precision bf16 needs a GPU of compute capability 8.0 or higher, but this one has "
+            f"{capability[0]}.{capability[1]}; use auto or fp32"
         )
-    return setting
+    return setting if has_tensor_cores else "fp32"
 
 
 def set_model_precision(precision: Precision, device: torch.device) -> None:

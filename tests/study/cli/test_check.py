@@ -174,6 +174,22 @@ def test_check_prints_the_plan_and_the_cost(study: RunCommand) -> None:
     assert report["gpu_memory"] is None, "trials without a GPU"
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("training.micro_batch=4", "per_micro_batch_norm"),
+        ("resources.checkpoint_activations=true", "checkpoint_activations"),
+    ],
+)
+def test_settings_that_the_backbone_does_not_support_are_one_line(
+    study: RunCommand, change: str, name: str
+) -> None:
+    done = study("check", write_study_file(STUDY), "--set", change)
+    assert done.code == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert name in done.err
+
+
 def test_check_estimates_the_memory_of_a_gpu(study: RunCommand) -> None:
     file = write_study_file(STUDY)
     changes = ("--set", "resources.gpus_per_trial=1", "--set", "training.batch_size=[16, 128, log]")

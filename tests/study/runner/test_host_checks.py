@@ -154,6 +154,7 @@ def test_trials_that_differ_in_precision_or_gpu_are_named_once() -> None:
     display = RecordingDisplay()
     checks = HostChecks(display)
     for host, gpu, precision in (
+        ("a", "", ""),
         ("a", "NVIDIA A100", "bf16"),
         ("b", "NVIDIA A100", "bf16"),
         ("c", "Tesla T4", "fp32"),

@@ -58,3 +58,15 @@ def test_a_stall_names_silent_ranks_and_dumps_all_stacks() -> None:
     error, dump = describe_stall(601.4, {1: "", 0: "in all_reduce"})
     assert error == "no rank completed a step for 601 s; rank 1 does not reply"
     assert dump == f"{error}\nrank 0:\nin all_reduce\nrank 1:\ndoes not reply"
+
+
+def test_a_rank_that_never_replies_is_timed_from_the_first_question() -> None:
+    now = 0.0
+    monitor = StallMonitor(lambda: now)
+    monitor.expect_replies([0, 1])
+    monitor.record_progress(0, 0.0)
+    now = TOO_LONG
+    monitor.expect_replies([0, 1])
+    assert monitor.find_stall_seconds([0, 1]) == TOO_LONG
+    monitor.record_progress(1, None)
+    assert monitor.find_stall_seconds([0, 1]) == 0, "it decodes data"

@@ -92,3 +92,21 @@ def test_only_the_first_rank_computes_on_its_cpu(
     metrics = score_embeddings(vectors, part, replace(make_spec("triplet"), nmi=True), world)
     assert called == ([] if rank else ["nmi"])
     assert metrics["nmi"] == metrics["similarity_concentration"] == 0.25
+
+
+def test_a_batch_that_does_not_fit_is_embedded_in_parts() -> None:
+    class SmallMemory(nn.Module):
+        """A network that has memory for 100 items."""
+
+        def forward(self, items: torch.Tensor) -> torch.Tensor:
+            if len(items) > 100:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            sizes.append(len(items))
+            return items
+
+    sizes: list[int] = []
+    items = np.arange(EVALUATION_BATCH_SIZE + 3, dtype=np.float32)[:, None]
+    part = DatasetPart(items, np.zeros(len(items), np.int64))
+    np.testing.assert_array_equal(embed_items(SmallMemory(), part, None, WORLD), items)
+    assert max(sizes) <= 100
+    assert sum(sizes) == len(items)

@@ -10,7 +10,7 @@ import torch
 from tests.support.trial_specs import make_spec
 from trainables.config import TrainingSettings
 from trainables.training.context import open_context
-from trainables.training.memory_estimate import MemoryEstimate, estimate_memory
+from trainables.training.memory_estimate import estimate_memory
 from trainables.training.replica import ModelReplica
 from trainables.training.trial_trainer import TrialTrainer
 
@@ -44,9 +44,3 @@ def test_activations_are_those_that_were_measured(
     assert exact.state_bytes == half.state_bytes == 4 * weights
     assert replica.model.precision == "fp32"
     assert all(torch.equal(b, norms[name]) for name, b in replica.model.named_buffers())
-
-
-def test_the_total_grows_with_the_images_of_a_rank() -> None:
-    estimate = MemoryEstimate(100, 8.5)
-    assert estimate.total_bytes(0) == 100
-    assert estimate.total_bytes(4) == 134

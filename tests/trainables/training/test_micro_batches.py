@@ -136,14 +136,42 @@ def test_live_batch_norm_is_refused_unless_allowed(contexts: dict[str, TrainingC
     assert int(norm.num_batches_tracked or 0) == sum(-(-n // 7) for n in batches)
 
 
+def test_statistics_of_micro_batches_with_repeated_activations_are_updated_once(
+    contexts: dict[str, TrainingContext],
+) -> None:
+    buffers = []
+    for checkpointing in (False, True):
+        spec = build_spec("triplet", micro_batch=7, per_micro_batch_norm=True)
+        spec = replace(spec, resources={"checkpoint_activations": checkpointing})
+        trainer = TrialTrainer(spec, contexts["resnet"])
+        trainer.run_epoch()
+        buffers.append(dict(trainer.replicas[0].model.named_buffers()))
+    plain, repeated = buffers
+    for name, value in plain.items():
+        if name.endswith("num_batches_tracked"):
+            assert int(repeated[name]) == int(value) > 0
+        else:
+            torch.testing.assert_close(repeated[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
 def test_a_trial_that_runs_out_of_memory_finishes_with_micro_batches(
-    contexts: dict[str, TrainingContext], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    contexts: dict[str, TrainingContext],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: RuntimeError,
 ) -> None:
     original = EmbeddingModel._embed
 
     def embed(self: EmbeddingModel, items: Tensor) -> Tensor:
         if torch.is_grad_enabled() and len(items) > 6:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise error
         return original(self, items)
 
     spec = replace(build_spec("proxy_anchor"), backbone=VIT, cache_dir=str(tmp_path))

@@ -15,13 +15,19 @@ from tests.support import rank_cases as cases
 from tests.support.rank_pool import RankPool
 from tests.support.slow_disk import SlowDisk
 from tests.support.trial_specs import LOSS_PARAMS, are_all_equal, copy_weights, make_spec
+from trainables.distributed.world import SingleProcessWorld
 from trainables.training.baseline import untrained_metrics
 from trainables.training.checkpoints import load_checkpoint
 from trainables.training.context import TrainingContext
 from trainables.training.replica import ModelReplica
 from trainables.training.restored_network import load_network_weights
-from trainables.training.trial_trainer import TrialTrainer, average_metrics
+from trainables.training.trial_trainer import (
+    TrialTrainer,
+    agree_on_precision,
+    average_metrics,
+)
 from trainables.training.usage import UsageMonitor
+from trainables.utils.precision_names import PRECISIONS
 
 pytestmark = pytest.mark.slow
 
@@ -275,6 +281,20 @@ def test_a_checkpoint_of_another_precision_is_not_continued(
     first.run_epoch()
     first.write_checkpoint()
     other = replace(spec, settings=replace(spec.settings, precision="bf16"))
-    assert not TrialTrainer(other, glyphs_context).restore_checkpoint()
+    warnings: list[str] = []
+    assert not TrialTrainer(other, glyphs_context).restore_checkpoint(warnings.append)
+    assert warnings == ["the checkpoint was trained in another precision than bf16"]
     assert TrialTrainer(spec, glyphs_context).restore_checkpoint()
     assert load_network_weights(other) is not None, "the weights can be used all the same"
+
+
+def test_ranks_on_different_gpus_take_the_most_precise() -> None:
+    class TwoRanks(SingleProcessWorld):
+        size = 2
+
+        def all_reduce_max_(self, partial: torch.Tensor) -> None:
+            partial.clamp_(min=float(PRECISIONS.index("fp32")))
+
+    cpu = torch.device("cpu")
+    assert agree_on_precision("bf16", TwoRanks(cpu)) == "fp32"
+    assert agree_on_precision("bf16", SingleProcessWorld(cpu)) == "bf16"
